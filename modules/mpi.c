@@ -602,7 +602,7 @@ static void breathe(void) {
 }
 
 static pith_status connect_locked(mpi_transport *t) {
-  double end = pith__now() + t->timeout;
+  double end = pith__now() + pith__connect_seconds(&t->base, t->timeout);
   int done = 0, missing = 0;
   PITH_TRY(finish_start(&done));
   while (!done) {

@@ -280,7 +280,7 @@ static int find_missing(const ucx_transport *t) {
 }
 
 static pith_status connect_locked(ucx_transport *t) {
-  double end = pith__now() + t->timeout;
+  double end = pith__now() + pith__connect_seconds(&t->base, t->timeout);
   for (int p = 0; p < t->ranks; p++) {
     PITH_TRY(t->wanted[p] == PITH_LINK_NOW ? reach(t, p) : PITH_OK);
     t->later += t->wanted[p] == PITH_LINK_LATER;

@@ -97,9 +97,12 @@ static pith_status exchange_at_rendezvous(void *how, const pith_address_record *
   uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
   uint64_t job;
   rendezvous->listener = 0; /* the rendezvous closes it */
-  PITH_TRY(pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), all, &job));
-  pith__link_key_make(rendezvous->secret, job, key);
-  return PITH_OK;
+  pith_status status =
+      pith__rendezvous_exchange(&with_listener, bytes, pith__address_record_write(mine, bytes), all, &job);
+  if (all->at) {
+    pith__link_key_make(rendezvous->secret, job, key);
+  }
+  return status;
 }
 
 pith_status pith_comm_create(const pith_config *config, pith_comm **made) {

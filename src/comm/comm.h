@@ -138,6 +138,8 @@ typedef struct pith_link {
   int asked, linked;         /* we want it to be established; it is */
   int remote;                /* the peer is on another host, as far as we know */
   int checked;               /* payloads have a checksum: they may cross a network, and nothing else protects them */
+  int met;                   /* something came from the peer */
+  double ended;              /* when it ended although nothing had come; 0: it did not */
   int left;                  /* said goodbye, or is gone */
   int over;                  /* and its last byte was read */
   int broken;                /* takes nothing any more */
@@ -199,6 +201,7 @@ struct pith_comm {
   pith_status failed; /* PITH_OK until something went wrong for good */
   char failure[768];
   double failed_at;
+  int is_made;  /* the links of the start were */
   int is_watch; /* it is there to tell when ranks leave: that one does is no warning */
   int tracing;  /* PITH_TRACE */
   double busy;  /* seconds of work in which no link was read */
@@ -246,8 +249,8 @@ void pith__traffic_add(pith_traffic *sum, const pith_traffic *traffic, double sh
 
 /* ---- join.c ------------------------------------------------------------------------------------------------------ */
 
-/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. On success the
- * records must be freed. */
+/* How the address records of all ranks are exchanged: at the rendezvous, or over the parent of a split. The records
+ * must be freed. They may be there after an error, too: then other ranks have them and know of no error. */
 typedef pith_status (*pith_exchange_fn)(void *how, const pith_address_record *mine, pith_records *all,
                                         pith_link_key *key);
 

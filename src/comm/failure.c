@@ -35,6 +35,8 @@ int pith__comm_fail(pith_comm *comm, pith_status status, const char *format, ...
 
 /* ---- Time-outs: each peer that an operation waits for has its own clock ------------------------------------------ */
 
+#define JOIN_SECONDS 5.0 /* for the error of a rank that cannot make its first links, beyond the time-out */
+
 /* Seconds of waiting after which we tell the others that we are alive, again and again. */
 static double patience(const pith_comm *comm) {
   return comm->settings.timeout / 4 < 1 ? comm->settings.timeout / 4 : 1;
@@ -110,8 +112,16 @@ static void name_trouble(const pith_comm *comm, char *text, size_t size) {
   }
 }
 
-/* A peer that says that it waits, too, will tell us for whom: it gets a little longer. One that we wait for and have no
- * link with cannot say so: then we make one. */
+/* A peer that says that it waits, too, will tell us for whom: it gets a little longer. In a group whose ranks are not
+ * all linked, one from which nothing has come may still make its first links, and will name who keeps it from that; and
+ * one that waits may wait for such a rank. */
+static double allowance(const pith_link *link, double now) {
+  const pith_comm *comm = link->comm;
+  int waits = !is_silent(link, now), is_sparse = comm->ranks > comm->settings.eager;
+  return (waits ? 2 * patience(comm) : 0) + (is_sparse && (waits || !link->met) ? JOIN_SECONDS : 0);
+}
+
+/* One that we wait for and have no link with cannot say that it waits, too: then we make one. */
 void pith__comm_check_time(pith_comm *comm) {
   double now = pith__now(), longest = 0, overdue = 0;
   check_hosts(comm, now);
@@ -120,7 +130,7 @@ void pith__comm_check_time(pith_comm *comm) {
     if (!link->linked && !link->asked && waited_for(link, now) > patience(comm) && pith__link_awaits_it(link)) {
       pith__link_ask(link);
     }
-    double waited = waited_for(link, now), late = waited - (is_silent(link, now) ? 0 : 2 * patience(comm));
+    double waited = waited_for(link, now), late = waited - allowance(link, now);
     longest = waited > longest ? waited : longest;
     overdue = late > overdue ? late : overdue;
   }

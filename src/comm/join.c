@@ -9,6 +9,7 @@
 
 #define ABORT_SECONDS 0.5 /* to tell the others why a comm could not be made */
 #define HURRY_SECONDS 2.0 /* to make the links over which they are told */
+#define GRACE_SECONDS 3.0 /* for ranks that are still within that, of a group whose ranks are not all linked */
 
 /* ---- Who is linked from the start -------------------------------------------------------------------------------- */
 
@@ -68,9 +69,11 @@ static pith_status read_records(pith_comm *comm) {
 }
 
 /* After a failure within the host the ranks of other hosts are linked all the same: they must hear of it, and a rank
- * that cannot be reached there may be the cause. */
-static pith_status connect_all(pith_comm *comm, pith_transport **transport) {
+ * that cannot be reached there may be the cause. `has_failed`: the group has failed before, and all must hear of it. */
+static pith_status connect_all(pith_comm *comm, pith_transport **transport, int has_failed) {
   pith_status status = PITH_OK;
+  int is_sparse = comm->ranks > comm->settings.eager,
+      has_hosts = comm->chooser.hosts->hosts < comm->ranks && strcmp(comm->settings.transport, "auto") == 0;
   char why[sizeof comm->failure] = "";
   PITH_FREED uint8_t *wanted = malloc((size_t)comm->ranks);
   PITH_REQUIRE(wanted, PITH_ERR_MEMORY, "no memory for the links to %d ranks", comm->ranks);
@@ -88,7 +91,8 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport) {
     transport[k] = NULL; /* the comm's now */
     comm->transport[comm->transports++] = comm->by_kind[k] = made;
     comm->directory[k] = (pith_directory_of){&comm->records, k};
-    made->hurry = status == PITH_OK ? 0 : HURRY_SECONDS;
+    made->hurry = status == PITH_OK && !has_failed ? 0 : HURRY_SECONDS;
+    made->grace = is_sparse && has_hosts && k == PITH_KIND_NETWORK ? GRACE_SECONDS : 0;
     pith_directory directory = {find_address, &comm->directory[k]};
     pith_status now = made->ops->connect(made, &directory, wanted, &comm->key);
     if (now != PITH_OK) {
@@ -107,6 +111,7 @@ static pith_status connect_all(pith_comm *comm, pith_transport **transport) {
 static pith_status give_up(pith_comm *comm, pith_status status) {
   char why[sizeof comm->failure];
   int more = 1;
+  comm->is_made = 0;
   snprintf(why, sizeof why, "%s", pith_error());
   for (int t = 0; t < comm->transports; t++) {
     comm->transport[t]->ops->sleep(comm->transport[t], 0); /* so that they notice which peers are gone */
@@ -115,6 +120,12 @@ static pith_status give_up(pith_comm *comm, pith_status status) {
     more = 0;
     for (int i = 0; i < comm->link_count && comm->failed == PITH_OK; i++) {
       more |= pith__link_progress(comm->links[i]);
+    }
+  }
+  for (int i = 0; i < comm->link_count; i++) { /* one of them may be the cause */
+    size_t used = strlen(why);
+    if (comm->links[i]->ended > 0) {
+      snprintf(why + used, sizeof why - used, "; rank %d is gone", comm->links[i]->peer);
     }
   }
   pith__comm_fail(comm, status, "%s", why);
@@ -135,11 +146,19 @@ pith_status pith__comm_join(pith_comm *comm, pith_exchange_fn exchange, void *ho
                                   .rendezvous_host = s->rendezvous.host,
                                   .interrupt = comm->interrupt,
                                   .tls = s->tls};
-  pith_status status = pith__transports_listen(s->transport, &config, transport, &mine);
+  char why[sizeof comm->failure];
+  pith_status status = pith__transports_listen(s->transport, &config, transport, &mine), failed = PITH_OK;
   status = status == PITH_OK ? exchange(how, &mine, &comm->records, &comm->key) : status;
+  if (status != PITH_OK && comm->records.at) { /* the others have the addresses, and do not know yet who is lost */
+    snprintf(why, sizeof why, "%s", pith_error());
+    failed = status;
+    status = PITH_OK;
+  }
   status = status == PITH_OK ? read_records(comm) : status;
   if (status == PITH_OK) {
-    status = connect_all(comm, transport);
+    status = connect_all(comm, transport, failed != PITH_OK);
+    status = failed != PITH_OK ? pith_fail(failed, "%s", why) : status;
+    comm->is_made = status == PITH_OK;
     status = status == PITH_OK ? pith__comm_open_door(comm) : status;
     status = status == PITH_OK ? PITH_OK : give_up(comm, status);
   }

@@ -300,11 +300,24 @@ static void end_payload(pith_link *link) {
 
 /* ---- Pulling ----------------------------------------------------------------------------------------------------- */
 
+#define REASON_SECONDS 1.5 /* for others to tell why a link ended */
+
+/* Whether a link that has ended tells nothing yet: no byte came over it, so that the peer may have given up before the
+ * link was one on its side, too. It is not the cause then, and others know what is. */
+static int awaits_reason(pith_link *link) {
+  const pith_comm *comm = link->comm;
+  if (link->met || (comm->is_made && comm->ranks <= comm->settings.eager)) {
+    return 0;
+  }
+  link->ended = link->ended > 0 ? link->ended : pith__now();
+  return !comm->is_made || pith__now() - link->ended < REASON_SECONDS;
+}
+
 /* Receives up to `size` bytes to `to`; how many. */
 static size_t pull_bytes(pith_link *link, void *to, size_t size) {
   size_t got = 0;
   if (link->transport->ops->receive(link->transport, link->peer, to, size, &got) != PITH_OK) {
-    if (!link->left) {
+    if (!link->left && !awaits_reason(link)) {
       link->left = 1;
       pith__comm_fail(link->comm, PITH_ERR_PEER, "rank %d is gone (seen by rank %d): %s", link->peer, link->comm->rank,
                       pith_error());
@@ -335,6 +348,7 @@ size_t pith__link_pull(pith_link *link) {
       link->payload_done += got;
     }
     moved += got;
+    link->met |= got > 0;
     link->moved += got && link->frame_done == sizeof link->frame && link->frame.kind == PITH_FRAME_DATA;
     int whole = link->frame_done == sizeof link->frame && link->payload_done == link->frame.length;
     if (whole && comm->failed == PITH_OK) {

@@ -29,7 +29,8 @@ typedef struct pith_records {
 
 /* Each rank gives a record of at most PITH_RECORD_MOST bytes. All get the records of all, and a random number that is
  * the same for all. Errors name the ranks that did not come or do not read, two processes that claim one rank, and a
- * rank with another version, byte order or number of ranks. On success the records must be freed. */
+ * rank with another version, byte order or number of ranks. On success the records must be freed; and on rank 0 after
+ * the error that a rank was lost while the table was sent: then `all` and `job` are set, since the others have them. */
 pith_status pith__rendezvous_exchange(const pith_rendezvous *r, const void *mine, size_t size, pith_records *all,
                                       uint64_t *job);
 

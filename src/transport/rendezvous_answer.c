@@ -218,13 +218,12 @@ pith_status pith__rendezvous_answer_table(rendezvous_server *s, const void *mine
   PITH_TRY(make_table(s, mine, size, &table, &table_size));
   rendezvous_reply reply = pith__rendezvous_make_reply(PITH_OK, number, table, table_size);
   answer_all(s, &reply, table, s->r->timeout);
-  pith_status status = check_answered(s);
-  if (status == PITH_OK) {
-    status = pith__table_read(table, table_size, s->r->ranks, all);
-  }
+  pith_status status =
+      s->status != PITH_ERR_INTERRUPTED ? pith__table_read(table, table_size, s->r->ranks, all) : PITH_OK;
   free(table);
-  *job = status == PITH_OK ? number : *job;
-  return status;
+  PITH_TRY(status);
+  *job = number;
+  return check_answered(s);
 }
 void pith__rendezvous_answer_error(rendezvous_server *s, pith_status status, double patience) {
   rendezvous_reply reply = pith__rendezvous_make_reply(status, 0, s->text, strlen(s->text));

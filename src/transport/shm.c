@@ -631,7 +631,7 @@ static pith_status prepare(shm_transport *t, const pith_directory *directory, co
                               .find = find_link,
                               .established = note_established,
                               .owner = t,
-                              .end = pith__now() + t->config.timeout};
+                              .end = pith__now() + pith__connect_seconds(&t->base, t->config.timeout)};
   return PITH_OK;
 }
 

@@ -781,9 +781,8 @@ static pith_status connect_all(setup *s) {
 pith_status pith__tcp_connect(pith_transport *transport, const pith_directory *directory, const uint8_t *wanted,
                               const pith_link_key *key) {
   pith_tcp *tcp = (pith_tcp *)transport;
-  double hurry = transport->hurry;
   PITH_REQUIRE(!tcp->setup, PITH_ERR_STATE, "tcp: connected already");
-  pith_status status = prepare(tcp, directory, wanted, key, hurry > 0 && hurry < tcp->timeout ? hurry : tcp->timeout);
+  pith_status status = prepare(tcp, directory, wanted, key, pith__connect_seconds(transport, tcp->timeout));
   status = status == PITH_OK ? connect_all(tcp->setup) : status;
   if (status != PITH_OK) {
     pith__tcp_setup_free(tcp, 0);

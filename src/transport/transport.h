@@ -149,9 +149,15 @@ typedef struct pith_transport_ops {
 struct pith_transport {
   const pith_transport_ops *ops;
   double hurry; /* at most so many seconds for connect: the group has failed already, and the others must hear of it. 0:
-                   as the config says. Only tcp, which connects after shm, obeys it */
+                   as the config says */
+  double grace; /* seconds beyond those of the config for connect: peers may wait that long for others first */
   int is_open;  /* links can still be made: there is something to attend to */
 };
+
+/* How long connect may take, if the config says `timeout`. */
+static inline double pith__connect_seconds(const pith_transport *t, double timeout) {
+  return t->hurry > 0 && t->hurry < timeout ? t->hurry : timeout + t->grace;
+}
 
 extern const pith_transport_ops pith__transport_inproc, pith__transport_shm, pith__transport_tcp;
 

@@ -19,8 +19,8 @@ a_group_under_fire_gives_no_wrong_sum_no_hang_and_no_wrong_blame() {
 }
 
 so_does_a_group_that_links_its_ranks_on_demand() {
-  PITH_EAGER=1 exits 0 "$chaos" --faults 20 --seed "$seed" --timeout 4 --no-network
-  [ "$(value faults)" -ge 20 ]
+  PITH_EAGER=1 exits 0 "$chaos" --faults 60 --seed "$seed" --timeout 4 --no-network
+  [ "$(value faults)" -ge 60 ]
   [ "$(value kill)" -gt 0 ]
   says out 'all sums right, no hang, every error names a rank that was at fault'
 }

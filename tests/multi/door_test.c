@@ -19,6 +19,7 @@
 #include "comm/comm.h"
 #include "ranks.h"
 #include "test.h"
+#include "transport/rendezvous.h"
 #include "transport/tcp.h"
 #include "transport/unix_socket.h"
 
@@ -497,6 +498,60 @@ static void wait_for_victim(pith_comm *comm, void *argument) {
 
 TEST(a_stopped_rank_is_named_within_the_timeout_on_all) {
   harm((group){.transport = "tcp", .ranks = 20, .timeout = 2, .run = wait_for_victim}, share(5, 8), SIGSTOP);
+}
+
+/* A rank that exchanges addresses and then makes no links. */
+static _Noreturn void hang_before_links(const member *m) {
+  pith_address_record mine = pith__address_record_here(NULL);
+  pith_transport *transport[PITH_KINDS] = {NULL, NULL};
+  pith_transport_config config = {.rank = m->rank, .ranks = m->g.ranks, .timeout = 20, .rendezvous_host = "127.0.0.1"};
+  pith_rendezvous r = {.rank = m->rank, .ranks = m->g.ranks, .host = "127.0.0.1", .timeout = 20};
+  uint8_t bytes[PITH_ADDRESS_RECORD_MOST];
+  pith_records all;
+  uint64_t job;
+  r.port = (uint16_t)m->port;
+  CHECK_OK(pith__transports_listen(m->g.transport, &config, transport, &mine));
+  CHECK_OK(pith__rendezvous_exchange(&r, bytes, pith__address_record_write(&mine, bytes), &all, &job));
+  for (;;) {
+    pause();
+  }
+}
+
+/* Those that wait for it have begun later, and have more time; the others have their links and wait for them. */
+static void be_told_of_it(member *m, trouble *t) {
+  pith_config config = PITH_CONFIG_INIT;
+  pith_comm *comm = NULL;
+  config.rank = m->rank, config.ranks = m->g.ranks, config.port = m->port, config.host = "127.0.0.1";
+  config.transport = m->g.transport, config.eager = 1;
+  config.timeout = pith__are_neighbours(m->rank, t->victim, m->g.ranks) ? 3.5 : 2;
+  pith_status status = pith_comm_create(&config, &comm);
+  status = status == PITH_OK ? pith_barrier(comm, NULL) : status;
+  CHECK(status != PITH_OK);
+  CHECK_MSG(names_rank(pith_error(), t->victim), "rank %d was told \"%s\"", m->rank, pith_error());
+  CHECK_MSG(pith__now() - t->at < t->most, "rank %d was told after %.1f s", m->rank, pith__now() - t->at);
+  pith_comm_destroy(comm);
+}
+
+TEST(a_rank_that_hangs_before_it_has_links_is_named_on_those_that_have_theirs) {
+  pid_t child[9];
+  trouble *t = share(4, 12);
+  int port = ranks_free_port();
+  t->at = pith__now();
+  for (int r = 0; r < 9; r++) {
+    child[r] = fork();
+    CHECK(child[r] >= 0);
+    if (child[r] == 0) {
+      member m = {{.transport = "tcp", .ranks = 9}, r, port};
+      if (r == t->victim) {
+        hang_before_links(&m);
+      }
+      be_told_of_it(&m, t);
+      _exit(0);
+    }
+  }
+  ranks_wait(child, 9, t->victim);
+  CHECK(kill(child[t->victim], SIGKILL) == 0 && waitpid(child[t->victim], NULL, 0) == child[t->victim]);
+  munmap(t, sizeof *t);
 }
 
 /* Leaving is no failure; but who then wants something of the rank that left is told so, and soon. */

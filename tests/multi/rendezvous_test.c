@@ -654,6 +654,7 @@ TEST(a_guest_that_takes_nothing_is_named_and_the_others_are_served) {
   for (int i = 1; i < SOME_RANKS - 1; i++) {
     CHECK_MSG(participants[i].status == PITH_OK, "rank %d: %s", i, participants[i].error);
   }
+  CHECK(participants[0].all.at && participants[0].job == participants[1].job); /* rank 0 can tell them */
 }
 
 /* Clients in a process of their own, which has descriptors enough. */
