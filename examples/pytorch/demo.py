@@ -120,7 +120,7 @@ def time_to(run: dict, target: float) -> float | None:
 def target_of(base: list[dict]) -> float:
     """What uncompressed training reaches with every seed within three quarters of its steps, rounded up to a hundredth."""
     at = math.ceil(0.75 * (len(base[0]["held_out"]) - 1))
-    return math.ceil(100 * max(min(run["held_out"][: at + 1]) for run in base)) / 100
+    return math.ceil(round(100 * max(min(run["held_out"][: at + 1]) for run in base), 6)) / 100
 
 
 def to_target(runs: list[dict], target: float) -> float | None:

@@ -63,7 +63,7 @@ the_least_time_is_told() {
   exits 2 "$pith" bench allreduce --link fast
   says err "--link fast is not a rate"
   exits 2 "$pith" bench broadcast --link 1gbit
-  says err "for allreduce alone"
+  says err "for allreduce only"
 }
 
 moves_do_not() {
