@@ -51,6 +51,7 @@ pith_algorithm pith__algorithm_find(const char *name) {
 typedef struct stage {
   double latency, hidden;      /* of the latency: work that goes on meanwhile */
   double across, inside, work; /* seconds of the link of a host, of that of a rank within it, of a processor */
+  double behind;               /* of the work: what can only begin when the link has sent all */
   double pieces;               /* that follow each other in it */
 } stage;
 
@@ -106,6 +107,17 @@ static void add_messages(estimate *e, stage *s, reach where, double messages, do
   s->pieces = messages > s->pieces ? messages : s->pieces;
 }
 
+/* A link turns to the next connection after so many bytes: the ends of longer messages come when the beginnings of all
+ * have. */
+#define TURN_BYTES 32768
+
+/* Messages to many, all at once, of so many bytes each. */
+static void await_ends(const estimate *e, stage *s, double messages, double bytes) {
+  if (bytes + 128 > TURN_BYTES) {
+    s->behind = messages * (e->m->across.message + bytes * e->m->across.byte);
+  }
+}
+
 /* Work that is done in turns ends with the link; work at the end comes behind it. */
 static pith_cost total_of(const estimate *e) {
   pith_cost c = {0};
@@ -113,7 +125,8 @@ static pith_cost total_of(const estimate *e) {
   for (int i = 0; i < e->stages; i++) {
     const stage *s = &e->stage[i];
     double spent = s->work - s->hidden, most = fmax(fmax(s->across, s->inside), spent);
-    one_by_one += most + (s->across + s->inside + spent - most) / up(s->pieces * e->chunks);
+    one_by_one +=
+        fmax(most, s->across + s->behind) + (s->across + s->inside + spent - most) / up(s->pieces * e->chunks);
     c.latency += s->latency;
     across += s->across;
     inside += s->inside;
@@ -164,9 +177,12 @@ static void estimate_sra(estimate *e, double bytes, double values) {
   double owners = fmin(e->ranks, values), messages = up(part / message) * (owners < e->ranks ? owners : e->ranks - 1);
   stage *s = add_stage(e);
   add_messages(e, s, ANYWHERE, messages, bytes * (e->ranks - 1) / e->ranks);
+  await_ends(e, s, messages, fmin(part, message));
   s->work += values * e->m->sum;
   s = add_stage(e);
-  add_messages(e, s, ANYWHERE, up(part / message) * (e->ranks - 1), bytes * (e->ranks - 1) / e->ranks);
+  messages = up(part / message) * (e->ranks - 1);
+  add_messages(e, s, ANYWHERE, messages, bytes * (e->ranks - 1) / e->ranks);
+  await_ends(e, s, messages, fmin(part, message));
   e->chunks = up(part / message);
 }
 
@@ -207,6 +223,9 @@ static void estimate_grid(estimate *e, double bytes, double values) {
         double owners = fmin(size - 1, up(of)), messages = way ? size - 1 : (owners + size - 1) / 2;
         stage *s = add_stage(e);
         add_messages(e, s, reach_of(e, level), messages * up(part / size / message), part * (size - 1) / size);
+        if (!way && owners < size - 1) { /* who receives from all of them sends few */
+          s->hidden = fmin(s->hidden, (owners - 1) * e->m->across.message);
+        }
         s->work += way ? 0 : of * e->m->sum;
         part = way ? part : part / size;
         of = way ? of : of / size;
