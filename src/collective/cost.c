@@ -151,6 +151,12 @@ static double decoded(const estimate *e, double values, double calls) {
 
 static double levels_of(double ranks) { return ranks > 1 ? ceil(log2(ranks)) : 0; }
 
+/* The latency of messages to ranks so far away: of those that are nearer than a host is long, some stay in it. */
+static double latency_to(const estimate *e, double distance) {
+  double leaving = e->hosts < 2 ? 0 : distance < e->members ? distance / e->members : 1;
+  return leaving * e->m->across.latency + (1 - leaving) * e->m->inside.latency;
+}
+
 /* Short tensors: src/collective/short.c. */
 static void estimate_short(estimate *e, double bytes, double values, double spent) {
   if (pith__is_bruck((size_t)bytes, (int)e->ranks)) {
@@ -160,7 +166,7 @@ static void estimate_short(estimate *e, double bytes, double values, double spen
       double before = s->latency;
       s->latency = 0;
       add_messages(e, s, ANYWHERE, 1, bytes * fmin(have, e->ranks - have));
-      s->latency += before;
+      s->latency = before + latency_to(e, have);
     }
   } else {
     add_messages(e, add_stage(e), ANYWHERE, e->ranks - 1, bytes * (e->ranks - 1));
@@ -211,6 +217,20 @@ static reach reach_of(const estimate *e, int level) {
   return level == 0 ? INSIDE : e->hosts < 2 ? INSIDE : level == 1 && racks ? RACK : OUTSIDE;
 }
 
+static double message_at(const estimate *e, int level) {
+  return reach_of(e, level) == INSIDE ? e->m->inside.message : e->m->across.message;
+}
+
+/* Few ranks own a value. Such a one receives from all its peers and sends to few on the way up. On the way down it
+ * sends to all, those of lower levels first. */
+static void adjust_to_few(const estimate *e, stage *s, int way, int level, double owners) {
+  double each = message_at(e, level);
+  s->hidden = fmin(s->hidden, (owners - 1) * each);
+  for (int k = 0; way && k < level; k++) {
+    s->work += (e->q->grid->size[k] - 1) * message_at(e, k);
+  }
+}
+
 static void estimate_grid(estimate *e, double bytes, double values) {
   double part = bytes, of = values, message = (double)e->q->message;
   for (int way = 0; way < 2; way++) {
@@ -220,11 +240,11 @@ static void estimate_grid(estimate *e, double bytes, double values) {
       if (size > 1) {
         part = way ? part * size : part;
         of = way ? of * size : of;
-        double owners = fmin(size - 1, up(of)), messages = way ? size - 1 : (owners + size - 1) / 2;
+        double owners = fmin(size - 1, up(of)), messages = (owners + size - 1) / 2;
         stage *s = add_stage(e);
         add_messages(e, s, reach_of(e, level), messages * up(part / size / message), part * (size - 1) / size);
-        if (!way && owners < size - 1) { /* who receives from all of them sends few */
-          s->hidden = fmin(s->hidden, (owners - 1) * e->m->across.message);
+        if (owners < size - 1) {
+          adjust_to_few(e, s, way, level, owners);
         }
         s->work += way ? 0 : of * e->m->sum;
         part = way ? part : part / size;
