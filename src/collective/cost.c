@@ -275,6 +275,16 @@ static void estimate_blocks(estimate *e) {
   e->chunks = chunks;
 }
 
+/* What is summed within the host goes on slice by slice. But where links decide, the results wait for all sums. */
+static double overlap_of_slices(const estimate *e, double slices) {
+  double across = 0, work = 0;
+  for (int i = 0; i < e->stages; i++) {
+    across += e->stage[i].across;
+    work += e->stage[i].work;
+  }
+  return across > work ? fmin(slices, 2) : sqrt(slices);
+}
+
 static void estimate_block_hosts(estimate *e) {
   double n = (double)e->q->n, c = e->q->coded, raw = e->q->raw, leaders = e->q->layout->leaders, members = e->members;
   double led = parts_of(e, leaders), slices = parts_of(e, leaders * e->hosts) / led, hosts = e->hosts;
@@ -295,7 +305,7 @@ static void estimate_block_hosts(estimate *e) {
   s = add_stage(e);
   add_messages(e, s, INSIDE, (members - 1) * slices * chunks, c / led * (members - 1));
   s->work += decoded(e, n - part, (led - 1) * slices * chunks);
-  e->chunks = chunks;
+  e->chunks = chunks * overlap_of_slices(e, slices);
 }
 
 static void estimate_block_grid(estimate *e) {
@@ -308,6 +318,7 @@ static void estimate_block_grid(estimate *e) {
   if (members > 1) {
     s = add_stage(e);
     double pieces = up(part * 4 / (double)e->q->chunk);
+    e->chunks = sqrt(pieces); /* levels overlap in part */
     add_messages(e, s, INSIDE, (members - 1) * pieces, raw / led * (members - 1));
     s->work += part * members * e->m->sum;
   }

@@ -295,13 +295,13 @@ TEST_WITHIN(the_choice_is_near_the_best, 120) {
         double worse = missed(&t, codec, sizes[i % 4]);
         cells++;
         far += worse > 0.05;
-        CHECK_MSG(worse <= 0.35, "%s of %zu values, %d ranks on %d hosts at %g Gbit/s: worse by %.1f%%",
+        CHECK_MSG(worse <= 0.10, "%s of %zu values, %d ranks on %d hosts at %g Gbit/s: worse by %.1f%%",
                   specs[c] ? specs[c] : "none", sizes[i % 4], t.ranks, t.hosts, rate * 8e-9, 100 * worse);
       }
     }
     pith_codec_destroy(codec);
   }
-  CHECK_MSG(far * 50 <= cells, "%d of %d choices are worse than the best by more than 5%%", far, cells);
+  CHECK_MSG(far * 100 <= cells, "%d of %d choices are worse than the best by more than 5%%", far, cells);
 }
 
 /* A barrier, and what everybody must know of 8 bytes, take steps that grow with the logarithm of the ranks. */
