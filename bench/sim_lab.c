@@ -3,9 +3,9 @@
  *
  *     pith lab -n RANKS -- sim_lab SPEC VALUES REPETITIONS ALGORITHM…
  *
- * All begin an operation together, behind a barrier, as they do in a simulation. It lasts from the first start to the last
- * end; clocks are those of one machine. Rank 0 prints each algorithm with its median in seconds, and the processor time of
- * an operation, the mean of all ranks. */
+ * All begin an operation together, behind a barrier, as they do in a simulation. It lasts from the first start to the
+ * last end; clocks are those of one machine. Rank 0 prints each algorithm with its median in seconds, and the processor
+ * time of an operation, the mean of all ranks. */
 #include <pith/pith.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -67,7 +67,9 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 16, 64, 128, 256, 512])
     parser.add_argument("--bytes", default="4M")
     parser.add_argument("--rate", default="10gbit")
-    parser.add_argument("--algorithm", nargs="+", help="only these: flat ones take long on many ranks")
+    parser.add_argument(
+        "--algorithm", nargs="+", help="only these: flat ones take long on many ranks"
+    )
     parser.add_argument("--segment", type=int, default=1500)
     parser.add_argument("--limit", type=float, default=10, help="percent")
     given = parser.parse_args()
