@@ -2,8 +2,10 @@
 //
 //     g++ -std=c++17 -O2 bench/simgrid/replay.cpp -lsimgrid -o replay && ./replay FILE
 //
-// An actor for each rank does what a rank of `pith sim` does: messages first, then the lowest task that can run. Links are
-// SimGrid's: flows share them fairly, where `pith sim` sends segments in turn.
+// An actor for each rank does what a rank of `pith sim` does: messages first, then the lowest task that can run. Messages
+// from one rank to another leave in their order, as on a TCP connection. Links are SimGrid's: flows share them fairly, where
+// `pith sim` sends segments in turn. A message takes its latency after its last byte has left, while the next is on its way.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <deque>
@@ -97,15 +99,26 @@ bool read_file(const char *path) {
 
 // ---- The platform ---------------------------------------------------------------------------------------------------
 
+int rack_of(int host) { return host / static_cast<int>(setting("rack_hosts")); }
+
+bool crosses_racks(unsigned a, unsigned b) {
+  return setting("rack_hosts") > 0 && rack_of(ranks[a].host) != rack_of(ranks[b].host);
+}
+
+double latency_of(unsigned a, unsigned b) {
+  return is_inside(a, b) ? setting("inside_latency")
+                         : setting("latency") + (crosses_racks(a, b) ? setting("rack_latency") : 0);
+}
+
 struct Links {
   std::vector<sg4::Link *> out, in;
 };
 
-Links make_links(sg4::NetZone *zone, const std::string &name, std::size_t count, double rate, double latency) {
+Links make_links(sg4::NetZone *zone, const std::string &name, std::size_t count, double rate) {
   Links links;
   for (std::size_t i = 0; i < count; i++) {
-    links.out.push_back(zone->create_link(name + "-out-" + std::to_string(i), rate)->set_latency(latency / 2)->seal());
-    links.in.push_back(zone->create_link(name + "-in-" + std::to_string(i), rate)->set_latency(latency / 2)->seal());
+    links.out.push_back(zone->create_link(name + "-out-" + std::to_string(i), rate)->set_latency(0)->seal());
+    links.in.push_back(zone->create_link(name + "-in-" + std::to_string(i), rate)->set_latency(0)->seal());
   }
   return links;
 }
@@ -119,13 +132,11 @@ void make_platform() {
   }
   const auto rack_hosts = static_cast<int>(setting("rack_hosts"));
   const auto count = static_cast<std::size_t>(setting("hosts"));
-  const Links nic = make_links(zone, "nic", count, setting("rate"), setting("latency"));
-  const Links memory =
-      make_links(zone, "memory", ranks.size(), setting("inside_rate"), setting("inside_latency"));
+  const Links nic = make_links(zone, "nic", count, setting("rate"));
+  const Links memory = make_links(zone, "memory", ranks.size(), setting("inside_rate"));
   Links rack;
   if (rack_hosts) {
-    rack = make_links(zone, "rack", count / static_cast<std::size_t>(rack_hosts) + 1, setting("rack_rate"),
-                      setting("rack_latency"));
+    rack = make_links(zone, "rack", count / static_cast<std::size_t>(rack_hosts) + 1, setting("rack_rate"));
   }
   sg4::Link *backbone = setting("switch_rate") > 0
                             ? zone->create_link("switch", setting("switch_rate"))->set_latency(0)->seal()
@@ -143,7 +154,7 @@ void make_platform() {
       } else {
         const auto from = static_cast<std::size_t>(ranks[a].host), to = static_cast<std::size_t>(ranks[b].host);
         const auto size = static_cast<std::size_t>(rack_hosts ? rack_hosts : 1);
-        const bool crosses = rack_hosts && from / size != to / size;
+        const bool crosses = crosses_racks(a, b);
         route.emplace_back(nic.out[from]);
         if (crosses) {
           route.emplace_back(rack.out[from / size]);
@@ -171,47 +182,104 @@ public:
   void operator()() {
     left_ = rank_.task.size();
     for (unsigned t = 0; t < rank_.task.size(); t++) {
-      if (rank_.task[t].kind == Kind::Receive) { // whatever waits for it: messages may come early
-        add(mailbox(rank_.task[t].peer, number_, rank_.task[t].tag)->get_async<char>(&ignored_), t);
+      if (rank_.task[t].kind == Kind::Receive) {
+        receive_[{rank_.task[t].peer, rank_.task[t].tag}] = t;
+        expected_[rank_.task[t].peer]++;
       }
       if (rank_.task[t].waits == 0) {
         make_ready(t);
       }
     }
+    for (const auto &[peer, messages] : expected_) {
+      listen(peer);
+    }
     while (left_ > 0) {
       start_work();
-      if (left_ == 0) {
-        break;
-      }
-      const auto at = static_cast<std::size_t>(sg4::Activity::wait_any(pending_));
-      const unsigned task = of_[at];
-      const bool was_work = pending_[at] == work_;
-      pending_[at] = pending_.back();
-      pending_.pop_back();
-      of_[at] = of_.back();
-      of_.pop_back();
-      if (was_work) {
-        work_ = nullptr;
-        end_work(task);
-      } else if (rank_.task[task].kind == Kind::Send) {
-        finish(task);
-      } else {
-        rank_.task[task].arrived = true;
-        if (rank_.task[task].waits == 0) {
-          messages_.push_back(task);
-        }
+      if (left_ > 0) {
+        wait();
       }
     }
   }
 
 private:
-  static sg4::Mailbox *mailbox(unsigned from, unsigned to, unsigned tag) {
-    return sg4::Mailbox::by_name(std::to_string(from) + "-" + std::to_string(to) + "-" + std::to_string(tag));
+  enum class What { Work, Sent, Received };
+
+  struct Pending {
+    What what;
+    unsigned number; // a task, or the peer that sends
+  };
+
+  struct Arrival {
+    double time;
+    unsigned task;
+    bool operator>(const Arrival &other) const {
+      return time > other.time || (time == other.time && task > other.task);
+    }
+  };
+
+  static sg4::Mailbox *mailbox(unsigned from, unsigned to) {
+    return sg4::Mailbox::by_name(std::to_string(from) + "-" + std::to_string(to));
   }
 
-  void add(const sg4::ActivityPtr &activity, unsigned task) {
+  void add(const sg4::ActivityPtr &activity, What what, unsigned number) {
     pending_.push_back(activity);
-    of_.push_back(task);
+    of_.push_back({what, number});
+  }
+
+  // The next message of a peer.
+  void listen(unsigned peer) {
+    if (expected_[peer]-- > 0) {
+      add(mailbox(peer, number_)->get_async<Task>(&came_[peer]), What::Received, peer);
+    }
+  }
+
+  // Until something has happened, and all that happens with it.
+  void wait() {
+    if (pending_.empty()) {
+      sg4::this_actor::sleep_until(arrivals_.top().time);
+    } else {
+      const double rest = arrivals_.empty() ? -1 : std::max(arrivals_.top().time - sg4::Engine::get_clock(), 0.0);
+      const auto at = rest == 0 ? -1 : sg4::Activity::wait_any_for(pending_, rest);
+      if (at >= 0) {
+        end(static_cast<std::size_t>(at));
+      }
+    }
+    while (!arrivals_.empty() && arrivals_.top().time <= sg4::Engine::get_clock() + 1e-12) {
+      arrive(arrivals_.top().task);
+      arrivals_.pop();
+    }
+  }
+
+  void end(std::size_t at) {
+    const Pending ended = of_[at];
+    pending_[at] = pending_.back();
+    pending_.pop_back();
+    of_[at] = of_.back();
+    of_.pop_back();
+    switch (ended.what) {
+    case What::Work:
+      work_ = nullptr;
+      end_work(ended.number);
+      break;
+    case What::Sent:
+      end_send(ended.number);
+      break;
+    case What::Received: {
+      const unsigned peer = ended.number;
+      const unsigned task = receive_.at({peer, came_[peer]->tag});
+      rank_.task[task].bytes = came_[peer]->bytes;
+      arrivals_.push({sg4::Engine::get_clock() + latency_of(peer, number_), task});
+      listen(peer);
+      break;
+    }
+    }
+  }
+
+  void arrive(unsigned task) {
+    rank_.task[task].arrived = true;
+    if (rank_.task[task].waits == 0) {
+      messages_.push_back(task);
+    }
   }
 
   void make_ready(unsigned t) {
@@ -237,14 +305,7 @@ private:
       return task.seconds;
     }
     const bool inside = is_inside(number_, task.peer);
-    return setting(inside ? "inside_message" : "message") +
-           bytes_of(t) * setting(inside ? "inside_byte" : "byte");
-  }
-
-  // Those of a receive are those of its send.
-  double bytes_of(unsigned t) const {
-    const Task &task = rank_.task[t];
-    return task.kind == Kind::Send ? task.bytes : sizes.at({task.peer, number_, task.tag});
+    return setting(inside ? "inside_message" : "message") + task.bytes * setting(inside ? "inside_byte" : "byte");
   }
 
   // One thing at a time; what takes no time is done at once.
@@ -261,7 +322,7 @@ private:
       const double seconds = seconds_of(t);
       if (seconds > 0) {
         work_ = sg4::this_actor::exec_async(seconds);
-        add(work_, t);
+        add(work_, What::Work, t);
       } else {
         end_work(t);
       }
@@ -270,30 +331,44 @@ private:
 
   void end_work(unsigned t) {
     const Task &task = rank_.task[t];
-    if (task.kind == Kind::Send) {
-      add(mailbox(number_, task.peer, task.tag)->put_async(&byte_, static_cast<std::uint64_t>(task.bytes)), t);
-    } else {
+    if (task.kind != Kind::Send) {
       finish(t);
+      return;
+    }
+    queue_[task.peer].push_back(t);
+    if (queue_[task.peer].size() == 1) {
+      begin_send(t);
     }
   }
 
-public:
-  static std::map<std::tuple<unsigned, unsigned, unsigned>, double> sizes;
+  void begin_send(unsigned t) {
+    Task &task = rank_.task[t];
+    add(mailbox(number_, task.peer)->put_async(&task, static_cast<std::uint64_t>(task.bytes)), What::Sent, t);
+  }
 
-private:
+  void end_send(unsigned t) {
+    std::deque<unsigned> &queue = queue_[rank_.task[t].peer];
+    queue.pop_front();
+    if (!queue.empty()) {
+      begin_send(queue.front());
+    }
+    finish(t);
+  }
+
   unsigned number_;
   Rank &rank_;
   std::vector<sg4::ActivityPtr> pending_;
-  std::vector<unsigned> of_;
+  std::vector<Pending> of_;
+  std::map<std::pair<unsigned, unsigned>, unsigned> receive_; // by peer and tag
+  std::map<unsigned, int> expected_;                          // messages of a peer
+  std::map<unsigned, Task *> came_;                           // of each peer, the last
+  std::map<unsigned, std::deque<unsigned>> queue_;            // to each peer, the first of them under way
+  std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> arrivals_;
   std::deque<unsigned> messages_;
   std::priority_queue<unsigned, std::vector<unsigned>, std::greater<>> ready_;
   sg4::ActivityPtr work_;
   std::size_t left_ = 0;
-  char byte_ = 0;
-  char *ignored_ = nullptr;
 };
-
-std::map<std::tuple<unsigned, unsigned, unsigned>, double> Actor::sizes;
 
 } // namespace
 
@@ -308,13 +383,6 @@ int main(int argc, char **argv) {
     sg4::Engine::set_config(setting);
   }
   make_platform();
-  for (unsigned r = 0; r < ranks.size(); r++) {
-    for (const Task &task : ranks[r].task) {
-      if (task.kind == Kind::Send) {
-        Actor::sizes[{r, task.peer, task.tag}] = task.bytes;
-      }
-    }
-  }
   for (unsigned r = 0; r < ranks.size(); r++) {
     sg4::Actor::create("rank-" + std::to_string(r), sg4::Host::by_name("rank-" + std::to_string(r)), Actor(r));
   }

@@ -44,6 +44,9 @@ typedef struct pith_sim_topology {
   double rack_oversubscription;       /* rate of the links of a rack's hosts over the rate of the rack's uplink */
   double rack_latency;                /* between racks, in addition to latency */
   double poll;                        /* time on a shared core for each peer that a waiting rank polls */
+  size_t burst;                       /* bytes that a host's link passes at once after a pause, as token buckets do */
+  size_t segment;                     /* bytes of one connection that a link sends before it turns to the next */
+  double look;                        /* processor time for each peer that a rank looks at before each piece of work */
 } pith_sim_topology;
 
 /* 10 Gbit/s, 30 µs, shared memory inside hosts, one core for each rank. */
@@ -78,7 +81,10 @@ typedef struct pith_sim_topology {
    .rack_hosts = 0,                   \
    .rack_oversubscription = 1,        \
    .rack_latency = 0,                 \
-   .poll = 0.4e-6}
+   .poll = 0.4e-6,                    \
+   .burst = 0,                        \
+   .segment = 32768,                  \
+   .look = 0}
 
 /* What an operation took. */
 typedef struct pith_sim_result {

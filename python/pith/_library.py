@@ -274,6 +274,9 @@ class SimTopology(Sized):
         ("rack_oversubscription", c_double),
         ("rack_latency", c_double),
         ("poll", c_double),
+        ("burst", c_size_t),
+        ("segment", c_size_t),
+        ("look", c_double),
     ]
 
 

@@ -51,6 +51,7 @@ pith_algorithm pith__algorithm_find(const char *name) {
 typedef struct stage {
   double latency, hidden;      /* of the latency: work that goes on meanwhile */
   double across, inside, work; /* seconds of the link of a host, of that of a rank within it, of a processor */
+  double behind;               /* of the work: what can only begin when the link has sent all */
   double pieces;               /* that follow each other in it */
 } stage;
 
@@ -106,6 +107,17 @@ static void add_messages(estimate *e, stage *s, reach where, double messages, do
   s->pieces = messages > s->pieces ? messages : s->pieces;
 }
 
+/* A link turns to the next connection after so many bytes: the ends of longer messages come when the beginnings of all
+ * have. */
+#define TURN_BYTES 32768
+
+/* Messages to many, all at once, of so many bytes each. */
+static void await_ends(const estimate *e, stage *s, double messages, double bytes) {
+  if (bytes + 128 > TURN_BYTES) {
+    s->behind = messages * (e->m->across.message + bytes * e->m->across.byte);
+  }
+}
+
 /* Work that is done in turns ends with the link; work at the end comes behind it. */
 static pith_cost total_of(const estimate *e) {
   pith_cost c = {0};
@@ -113,7 +125,8 @@ static pith_cost total_of(const estimate *e) {
   for (int i = 0; i < e->stages; i++) {
     const stage *s = &e->stage[i];
     double spent = s->work - s->hidden, most = fmax(fmax(s->across, s->inside), spent);
-    one_by_one += most + (s->across + s->inside + spent - most) / up(s->pieces * e->chunks);
+    one_by_one +=
+        fmax(most, s->across + s->behind) + (s->across + s->inside + spent - most) / up(s->pieces * e->chunks);
     c.latency += s->latency;
     across += s->across;
     inside += s->inside;
@@ -138,6 +151,12 @@ static double decoded(const estimate *e, double values, double calls) {
 
 static double levels_of(double ranks) { return ranks > 1 ? ceil(log2(ranks)) : 0; }
 
+/* The latency of messages to ranks so far away: of those that are nearer than a host is long, some stay in it. */
+static double latency_to(const estimate *e, double distance) {
+  double leaving = e->hosts < 2 ? 0 : distance < e->members ? distance / e->members : 1;
+  return leaving * e->m->across.latency + (1 - leaving) * e->m->inside.latency;
+}
+
 /* Short tensors: src/collective/short.c. */
 static void estimate_short(estimate *e, double bytes, double values, double spent) {
   if (pith__is_bruck((size_t)bytes, (int)e->ranks)) {
@@ -147,7 +166,7 @@ static void estimate_short(estimate *e, double bytes, double values, double spen
       double before = s->latency;
       s->latency = 0;
       add_messages(e, s, ANYWHERE, 1, bytes * fmin(have, e->ranks - have));
-      s->latency += before;
+      s->latency = before + latency_to(e, have);
     }
   } else {
     add_messages(e, add_stage(e), ANYWHERE, e->ranks - 1, bytes * (e->ranks - 1));
@@ -164,9 +183,12 @@ static void estimate_sra(estimate *e, double bytes, double values) {
   double owners = fmin(e->ranks, values), messages = up(part / message) * (owners < e->ranks ? owners : e->ranks - 1);
   stage *s = add_stage(e);
   add_messages(e, s, ANYWHERE, messages, bytes * (e->ranks - 1) / e->ranks);
+  await_ends(e, s, messages, fmin(part, message));
   s->work += values * e->m->sum;
   s = add_stage(e);
-  add_messages(e, s, ANYWHERE, up(part / message) * (e->ranks - 1), bytes * (e->ranks - 1) / e->ranks);
+  messages = up(part / message) * (e->ranks - 1);
+  add_messages(e, s, ANYWHERE, messages, bytes * (e->ranks - 1) / e->ranks);
+  await_ends(e, s, messages, fmin(part, message));
   e->chunks = up(part / message);
 }
 
@@ -195,6 +217,20 @@ static reach reach_of(const estimate *e, int level) {
   return level == 0 ? INSIDE : e->hosts < 2 ? INSIDE : level == 1 && racks ? RACK : OUTSIDE;
 }
 
+static double message_at(const estimate *e, int level) {
+  return reach_of(e, level) == INSIDE ? e->m->inside.message : e->m->across.message;
+}
+
+/* Few ranks own a value. Such a one receives from all its peers and sends to few on the way up. On the way down it
+ * sends to all, those of lower levels first. */
+static void adjust_to_few(const estimate *e, stage *s, int way, int level, double owners) {
+  double each = message_at(e, level);
+  s->hidden = fmin(s->hidden, (owners - 1) * each);
+  for (int k = 0; way && k < level; k++) {
+    s->work += (e->q->grid->size[k] - 1) * message_at(e, k);
+  }
+}
+
 static void estimate_grid(estimate *e, double bytes, double values) {
   double part = bytes, of = values, message = (double)e->q->message;
   for (int way = 0; way < 2; way++) {
@@ -204,9 +240,12 @@ static void estimate_grid(estimate *e, double bytes, double values) {
       if (size > 1) {
         part = way ? part * size : part;
         of = way ? of * size : of;
-        double owners = fmin(size - 1, up(of)), messages = way ? size - 1 : (owners + size - 1) / 2;
+        double owners = fmin(size - 1, up(of)), messages = (owners + size - 1) / 2;
         stage *s = add_stage(e);
         add_messages(e, s, reach_of(e, level), messages * up(part / size / message), part * (size - 1) / size);
+        if (owners < size - 1) {
+          adjust_to_few(e, s, way, level, owners);
+        }
         s->work += way ? 0 : of * e->m->sum;
         part = way ? part : part / size;
         of = way ? of : of / size;
@@ -236,6 +275,16 @@ static void estimate_blocks(estimate *e) {
   e->chunks = chunks;
 }
 
+/* What is summed within the host goes on slice by slice. But where links decide, the results wait for all sums. */
+static double overlap_of_slices(const estimate *e, double slices) {
+  double across = 0, work = 0;
+  for (int i = 0; i < e->stages; i++) {
+    across += e->stage[i].across;
+    work += e->stage[i].work;
+  }
+  return across > work ? fmin(slices, 2) : sqrt(slices);
+}
+
 static void estimate_block_hosts(estimate *e) {
   double n = (double)e->q->n, c = e->q->coded, raw = e->q->raw, leaders = e->q->layout->leaders, members = e->members;
   double led = parts_of(e, leaders), slices = parts_of(e, leaders * e->hosts) / led, hosts = e->hosts;
@@ -256,7 +305,7 @@ static void estimate_block_hosts(estimate *e) {
   s = add_stage(e);
   add_messages(e, s, INSIDE, (members - 1) * slices * chunks, c / led * (members - 1));
   s->work += decoded(e, n - part, (led - 1) * slices * chunks);
-  e->chunks = chunks;
+  e->chunks = chunks * overlap_of_slices(e, slices);
 }
 
 static void estimate_block_grid(estimate *e) {
@@ -269,6 +318,7 @@ static void estimate_block_grid(estimate *e) {
   if (members > 1) {
     s = add_stage(e);
     double pieces = up(part * 4 / (double)e->q->chunk);
+    e->chunks = sqrt(pieces); /* levels overlap in part */
     add_messages(e, s, INSIDE, (members - 1) * pieces, raw / led * (members - 1));
     s->work += part * members * e->m->sum;
   }

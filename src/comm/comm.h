@@ -84,8 +84,9 @@ typedef struct pith_operation {
   pith_job job;
   pith_frame frame; /* what its messages say */
   uint32_t unfinished;
-  void *scratch;  /* of the codec */
-  size_t *counts; /* copies of the caller's */
+  uint64_t expected_bytes; /* of the messages that it receives, at most */
+  void *scratch;           /* of the codec */
+  size_t *counts;          /* copies of the caller's */
   pith_status status;
   pith_traffic traffic;
   double started_at;

@@ -120,6 +120,9 @@ static void start_tasks(pith_operation *op) {
   pith_schedule *s = &op->job.schedule;
   op->unfinished = s->tasks;
   op->started_at = pith__now();
+  for (uint32_t t = 0; t < s->tasks; t++) {
+    op->expected_bytes += s->task[t].kind == PITH_TASK_RECEIVE ? s->task[t].piece->capacity : 0;
+  }
   for (uint32_t t = 0; t < s->tasks && !op->done; t++) {
     if (s->task[t].waits == 0 && !s->task[t].started) { /* a message that came early may have started it */
       make_ready(op, t);

@@ -23,7 +23,7 @@
 #define SPIN_CALLS 200      /* over a network: system calls, of which a turn makes one for each rank */
 #define SPIN_TURNS_OWN 4000 /* where all ranks are here and each can have a core */
 #define SPIN_TURNS_FEW 16   /* over a network, where the core is wanted */
-#define BULK_VALUES 65536   /* of an operation */
+#define BULK_BYTES 262144   /* that an operation receives */
 #define TRICKLE_BYTES 65536 /* of a turn: less is not worth its system calls */
 #define NAP_LEAST 100000    /* nanoseconds; also the longest while there is something to send */
 #define NAP_MOST 800000
@@ -63,10 +63,11 @@ void pith__comm_begin_spin(pith_comm *comm) {
   comm->displaced = comm->networked ? times_displaced() : 0;
 }
 
-/* Whether a large operation is in flight: a wait is then long beside the time in which poll() wakes us. */
+/* Whether an operation with many bytes is in flight: a wait is then long beside the time in which poll() wakes us.
+ * Large tensors whose payloads are short do not count. */
 static int is_bulk(const pith_comm *comm) {
   for (const pith_operation *op = comm->running; op; op = op->next) {
-    if (!op->done && op->job.src.n > BULK_VALUES) {
+    if (!op->done && op->expected_bytes > BULK_BYTES) {
       return 1;
     }
   }

@@ -7,8 +7,6 @@
 
 #include "sim/events.h"
 
-#define SEGMENT ((uint32_t)32 << 10) /* bytes of a link that a port sends before it turns to the next */
-
 /* ---- Queues of numbers ------------------------------------------------------------------------------------------- */
 
 typedef struct queue {
@@ -47,13 +45,14 @@ typedef struct link {
   uint32_t left;        /* bytes of the first that have not been sent */
 } link;
 
-/* One end of a cable. */
+/* One end of a cable. It earns credit while it is idle, of `credit` seconds at most. */
 typedef struct port {
-  double rate, latency;
+  double rate, latency, credit;
   queue links; /* that have something to send: rank · ranks + peer */
   uint32_t sending;
   int is_busy;
-  double free_at; /* when what has been sent to it will all have come */
+  double paid_at; /* when what it has sent would all have left without credit */
+  double free_at; /* when what has been sent to it will all have come, likewise */
   uint64_t sent, received;
 } port;
 
@@ -70,7 +69,7 @@ typedef struct rank {
   uint32_t *ready, ready_count, ready_room; /* a heap of work, lowest number on top */
   uint32_t current, unfinished;
   int is_busy, is_queued; /* has a core; waits for one */
-  double factor;
+  double factor, look;    /* what a turn takes that brings nothing */
   uint64_t sent;
 } rank;
 
@@ -201,11 +200,18 @@ static void pass(double *free_at, double rate, uint32_t bytes, double *first, do
 
 static int rack_of(const engine *e, uint32_t r) { return host_of(e, r) / e->network->rack_hosts; }
 
-/* A segment that begins to leave now: when its last byte is at the other end. */
-static double arrival_of(engine *e, const port *from, uint32_t sender, uint32_t receiver, int inside, uint32_t bytes) {
+/* A segment that comes to the end of a cable, and when its last byte has passed that. */
+static double pay(const port *p, double *paid_at, double now, uint32_t bytes) {
+  *paid_at = (*paid_at > now - p->credit ? *paid_at : now - p->credit) + bytes / p->rate;
+  return *paid_at > now ? *paid_at : now;
+}
+
+/* A segment that begins to leave now, and has left at `last`: when its last byte is at the other end. */
+static double arrival_of(engine *e, const port *from, uint32_t sender, uint32_t receiver, int inside, uint32_t bytes,
+                         double last) {
   const pith_sim_network *n = e->network;
   port *to = port_of(e, receiver, inside);
-  double first = e->now, last = e->now + bytes / from->rate, latency = from->latency;
+  double first = e->now, latency = from->latency;
   int crosses = !inside && n->rack_hosts && rack_of(e, sender) != rack_of(e, receiver);
   if (crosses) {
     rack *out = &e->rack[rack_of(e, sender)];
@@ -223,9 +229,9 @@ static double arrival_of(engine *e, const port *from, uint32_t sender, uint32_t 
   }
   first += latency;
   last += latency;
-  to->free_at = (to->free_at > first ? to->free_at : first) + bytes / to->rate;
   to->received += bytes;
-  return to->free_at > last ? to->free_at : last;
+  double passed = pay(to, &to->free_at, first, bytes);
+  return passed > last ? passed : last;
 }
 
 /* The next segment, if the port is free. */
@@ -238,14 +244,15 @@ static void serve_port(engine *e, uint32_t index) {
   p->is_busy = 1;
   uint32_t sender = p->sending / (uint32_t)e->ranks, receiver = p->sending % (uint32_t)e->ranks;
   link *l = &e->rank[sender].link[receiver];
-  uint32_t bytes = l->left < SEGMENT ? l->left : SEGMENT;
-  double arrival = arrival_of(e, p, sender, receiver, index >= (uint32_t)e->network->layout->hosts, bytes);
+  uint32_t bytes = l->left < e->network->segment ? l->left : e->network->segment;
+  double left_at = pay(p, &p->paid_at, e->now, bytes),
+         arrival = arrival_of(e, p, sender, receiver, index >= (uint32_t)e->network->layout->hosts, bytes, left_at);
   l->left -= bytes;
   p->sent += bytes;
   if (l->left == 0) {
     add_event(e, arrival, ARRIVAL, sender, l->first);
   }
-  add_event(e, e->now + bytes / p->rate, PORT, index, 0);
+  add_event(e, left_at, PORT, index, 0);
 }
 
 static void begin_message(engine *e, port *p, link *l, uint32_t sender, uint32_t receiver) {
@@ -328,13 +335,19 @@ static void end_turn(engine *e, uint32_t who, uint32_t number) {
   }
 }
 
+/* Before each piece of work a rank looks for messages of all that it talks to. */
+static double look_of(const engine *e, const rank *r, uint32_t number) {
+  const pith_sim_class *class = class_of(e, &r->graph->task[number]);
+  return class->kind == PITH_TASK_WORK ? r->look : 0;
+}
+
 /* Does what the rank has to do, until that takes time. It has a core, which `handed` seconds pass before it gets.
  * Returns 0 if there is nothing left. */
 static int use_core(engine *e, uint32_t who, double handed) {
   rank *r = &e->rank[who];
   while ((r->io.count || r->ready_count) && !e->failed) {
     r->current = r->io.count ? queue_take(&r->io) : pop_ready(r);
-    double seconds = seconds_of(e, who, r->current) + handed;
+    double seconds = seconds_of(e, who, r->current) + look_of(e, r, r->current) + handed;
     handed = 0;
     r->is_busy = 1;
     if (seconds > 0) {
@@ -408,6 +421,28 @@ static pith_status receive(engine *e, uint32_t sender, uint32_t number) {
 
 /* ---- From the beginning to the end ------------------------------------------------------------------------------- */
 
+/* Ranks that this one exchanges messages with. */
+static pith_status count_peers(const engine *e, const pith_sim_graph *g, int *peers) {
+  PITH_FREED char *seen = calloc((size_t)e->ranks, 1);
+  PITH_REQUIRE(seen, PITH_ERR_MEMORY, "no memory for the simulation");
+  for (uint32_t t = 0; t < g->tasks; t++) {
+    if (class_of(e, &g->task[t])->kind != PITH_TASK_WORK && !seen[g->task[t].peer]) {
+      seen[g->task[t].peer] = 1;
+      ++*peers;
+    }
+  }
+  return PITH_OK;
+}
+
+static pith_status make_looks(engine *e) {
+  for (int i = 0; i < e->ranks && e->network->look > 0; i++) {
+    int peers = 0;
+    PITH_TRY(count_peers(e, e->rank[i].graph, &peers));
+    e->rank[i].look = e->network->look * peers * e->rank[i].factor;
+  }
+  return PITH_OK;
+}
+
 static pith_status make_engine(engine *e, pith_sim_graph *graphs) {
   const pith_sim_network *n = e->network;
   int hosts = n->layout->hosts;
@@ -420,6 +455,7 @@ static pith_status make_engine(engine *e, pith_sim_graph *graphs) {
   for (int i = 0; i < hosts + e->ranks; i++) {
     e->port[i].rate = i >= hosts ? n->inside_rate : i == n->slow_host ? n->slow_rate : n->rate;
     e->port[i].latency = i >= hosts ? n->inside_latency : n->latency;
+    e->port[i].credit = i >= hosts ? 0 : n->burst / e->port[i].rate;
   }
   for (int i = 0; i < n->pools; i++) {
     e->pool[i].free = e->pool[i].cores = n->cores[i];
@@ -431,7 +467,7 @@ static pith_status make_engine(engine *e, pith_sim_graph *graphs) {
     e->rank[i].factor = i == n->straggler ? n->straggler_factor : 1;
     e->unfinished += graphs[i].tasks > 0;
   }
-  return PITH_OK;
+  return make_looks(e);
 }
 
 static void free_engine(engine *e) {

@@ -20,6 +20,8 @@
 typedef struct pith_sim_network {
   const pith_layout *layout;
   double rate, latency, inside_rate, inside_latency;
+  uint32_t segment;   /* bytes of one connection that a port sends before it turns to the next */
+  double burst;       /* bytes that the link of a host passes at once when it has been idle as long as they take */
   double switch_rate; /* of all hosts together; 0: as much as they send */
   int rack_hosts;     /* 0: there are no racks */
   double rack_rate, rack_latency;
@@ -28,6 +30,7 @@ typedef struct pith_sim_network {
   const int *pool;  /* of each rank */
   const int *cores; /* of each pool */
   double poll;      /* where a core goes from one rank to another: for each of those that wait there */
+  double look;      /* for each peer, before each piece of work */
   int straggler;
   double straggler_factor;
   int slow_host;

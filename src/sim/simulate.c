@@ -79,6 +79,7 @@ static pith_status check(const pith_sim_topology *t) {
                RANKS_MOST);
   PITH_TRY(check_seconds(t->rack_latency, "rack_latency"));
   PITH_TRY(check_seconds(t->poll, "poll"));
+  PITH_TRY(check_seconds(t->look, "look"));
   PITH_REQUIRE(t->mtu == 0 || (t->mtu >= 576 && t->mtu <= 65535), PITH_ERR_ARGUMENT,
                "mtu must be 0, or 576 to 65535 bytes");
   PITH_REQUIRE(t->cores <= 4096, PITH_ERR_ARGUMENT, "cores must be at most 4096");
@@ -88,6 +89,8 @@ static pith_status check(const pith_sim_topology *t) {
   PITH_REQUIRE(t->slow_host >= PITH_SIM_NONE && t->slow_host < t->hosts, PITH_ERR_ARGUMENT,
                "slow_host %d is not one of %d hosts", t->slow_host, t->hosts);
   PITH_TRY(t->slow_host == PITH_SIM_NONE ? PITH_OK : check_positive(t->slow_rate, "slow_rate"));
+  PITH_REQUIRE(t->segment >= 64 && t->segment <= (size_t)1 << 30, PITH_ERR_ARGUMENT,
+               "segment must be 64 bytes to 1 GiB");
   PITH_REQUIRE(t->chunk >= 1024, PITH_ERR_ARGUMENT, "chunk must be at least 1024 bytes");
   return check_costs(t);
 }
@@ -221,6 +224,8 @@ static pith_sim_network network_of(const simulation *s) {
   pith_sim_network network = {.layout = s->chooser.hosts,
                               .rate = t->rate * share,
                               .latency = t->latency,
+                              .burst = (double)t->burst,
+                              .segment = (uint32_t)t->segment,
                               .inside_rate = t->inside_rate,
                               .inside_latency = t->inside_latency,
                               .message = t->message,
@@ -231,6 +236,7 @@ static pith_sim_network network_of(const simulation *s) {
                               .pool = s->pool,
                               .cores = s->cores,
                               .poll = t->poll * (t->ranks - 1),
+                              .look = t->look,
                               .straggler = t->straggler,
                               .straggler_factor = t->straggler_factor,
                               .slow_host = t->slow_host,
@@ -364,8 +370,8 @@ static void write_network(const simulation *s, FILE *file) {
           t->hosts, n.rate, n.latency, n.inside_rate);
   fprintf(file, "inside_latency %.17g\nswitch_rate %.17g\nmessage %.17g\nbyte %.17g\ninside_message %.17g\n",
           n.inside_latency, n.switch_rate, n.message, n.byte, n.inside_message);
-  fprintf(file, "inside_byte %.17g\nrack_hosts %d\nrack_rate %.17g\nrack_latency %.17g\n", n.inside_byte, n.rack_hosts,
-          n.rack_rate, n.rack_latency);
+  fprintf(file, "inside_byte %.17g\nrack_hosts %d\nrack_rate %.17g\nrack_latency %.17g\nburst %.17g\n", n.inside_byte,
+          n.rack_hosts, n.rack_rate, n.rack_latency, n.burst);
 }
 
 static void write_graph(const simulation *s, int rank, FILE *file) {

@@ -75,6 +75,37 @@ assert [e for e in root if e.tag.endswith("text") and e.text == "q:4 ring"]
 END
 }
 
+plots_say_what_they_show() {
+  simulate -n 2..16 -b 1M --codec q:4 --algo sra --plot "$temp/plot.svg"
+  grep -q '>time of an allreduce of 1M<' "$temp/plot.svg"
+  exits 0 "$pith" sim barrier -n 2..16 --plot "$temp/plot.svg"
+  grep -q '>time of a barrier<' "$temp/plot.svg"
+  [ "$(grep -c allreduce "$temp/plot.svg")" = 0 ]
+}
+
+estimates_are_what_auto_takes() {
+  need python3
+  simulate -n 2,64 -b 1M --codec q:4 --codec none --estimate
+  says out 'estimated: allreduce of 1M'
+  grep -Eq '^ *64 *64  q:4  *[a-z]+ +[0-9.]+ (us|ms)$' "$temp/out"
+  simulate -n 2,64 -b 1M --codec q:4 --codec none --algo all --json "$temp/sim.json"
+  simulate -n 2,64 -b 1M --codec q:4 --codec none --estimate --json "$temp/estimate.json"
+  python3 - "$temp/sim.json" "$temp/estimate.json" <<'END'
+import json, sys
+simulated, estimated = (json.load(open(path)) for path in sys.argv[1:])
+assert simulated["simulated"] is True and estimated["simulated"] is False
+taken = {(row["ranks"], row["codec"]): row for row in simulated["results"] if row["auto"]}
+assert len(estimated["results"]) == len(taken) == 4
+for row in estimated["results"]:
+    auto = taken[row["ranks"], row["codec"]]
+    assert row["algorithm"] == auto["algorithm"], row
+    assert 0.5 < row["expected_seconds"] / auto["seconds"] < 2, (row, auto)
+END
+  exits 2 "$pith" sim allreduce -n 4 --estimate --algo ring
+  says err '--estimate'
+  exits 2 "$pith" sim barrier -n 4 --estimate
+}
+
 a_topology_is_a_file() {
   cat >"$temp/topology" <<'END'
 # a small cluster
@@ -107,6 +138,9 @@ wrong_lines_are_named() {
   refuses 'latency' 'expected KEY = VALUE'
   refuses 'rate = fast' 'expected a rate'
   refuses 'cores = 1.5' 'expected a whole number'
+  refuses 'per_host = 0' 'expected a whole number above 0'
+  refuses 'burst = many' 'expected a size'
+  refuses 'look = 5' 'expected a time with its unit'
   refuses 'straggler = 3' 'expected RANK:FACTOR'
   refuses 'slow_link = 1:2' 'expected HOST:RATE'
   refuses 'shared_cores = yes' 'expected true or false'
@@ -129,6 +163,7 @@ wrong_options_are_refused() {
   says err zigzag
   exits 2 "$pith" sim allreduce -n 4 --codec zigzag
   exits 2 "$pith" sim allreduce -n 4 -b 6
+  exits 2 "$pith" sim allreduce -n 4 --dist gaussian
   exits 2 "$pith" sim allreduce -n 4 --rate 10
   says err 'rate 10: expected a rate'
   exits 2 "$pith" sim allreduce -n 4 --encode 1 --decode 1 --straggler 4:2
@@ -191,6 +226,7 @@ many_ranks_are_simulated() {
 }
 
 run_tests every_algorithm_that_suits_has_a_line auto_has_the_best_beside_it one_algorithm_can_be_chosen json_has_all_of_it \
-  the_same_options_give_the_same_numbers times_can_be_drawn a_topology_is_a_file wrong_lines_are_named wrong_options_are_refused \
+  the_same_options_give_the_same_numbers times_can_be_drawn plots_say_what_they_show \
+  estimates_are_what_auto_takes a_topology_is_a_file wrong_lines_are_named wrong_options_are_refused \
   speeds_come_from_a_benchmark barriers_take_a_step_for_each_power_of_two racks_have_bytes_of_their_own \
   schedules_can_be_exported many_ranks_are_simulated

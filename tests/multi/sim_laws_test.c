@@ -189,6 +189,40 @@ TEST(time_is_bounded_by_the_link) {
   }
 }
 
+/* A link that has been idle passes a burst at once; of longer messages that saves the burst at most. */
+TEST(bursts_pass_at_once) {
+  pith_sim_topology t = topology_of(2, 2), bursts = t;
+  t.rate = bursts.rate = 1.25e8;
+  bursts.burst = 125000;
+  t.encode_call = bursts.encode_call = 2e-3; /* the link is idle meanwhile */
+  double slow = simulate(&t, "q:4", 1 << 16, "gather").seconds,
+         fast = simulate(&bursts, "q:4", 1 << 16, "gather").seconds;
+  CHECK(slow - fast > 0.9 * 34000 / t.rate); /* 33,792 bytes of payload */
+  t.encode_call = bursts.encode_call = 0;    /* never idle, once it has begun */
+  slow = simulate(&t, NULL, 1 << 20, "sra").seconds;
+  fast = simulate(&bursts, NULL, 1 << 20, "sra").seconds;
+  CHECK(slow - fast >= 0 && slow - fast < 1.1e-3);
+}
+
+/* In turns of a packet all messages of a link end late, in turns of 32 KiB one after another: decoding begins earlier.
+ */
+TEST(short_turns_of_a_link_end_later) {
+  pith_sim_topology t = topology_of(64, 8), packets = t;
+  packets.segment = 1500;
+  double seconds = simulate(&t, "q:4", 1 << 20, "hierarchical").seconds;
+  CHECK(simulate(&packets, "q:4", 1 << 20, "hierarchical").seconds > 1.05 * seconds);
+}
+
+/* A rank that looks at all its peers before each piece of work is slower with many of them. */
+TEST(looks_at_peers_take_time) {
+  for (int ranks = 4; ranks <= 16; ranks *= 4) {
+    pith_sim_topology t = topology_of(ranks, ranks), looks = t;
+    looks.look = 1e-6;
+    double least = 1e-6 * (ranks - 1) * 2 * (ranks - 1); /* it decodes as often, at least */
+    CHECK(simulate(&looks, "q:4", 1 << 20, "sra").seconds > simulate(&t, "q:4", 1 << 20, "sra").seconds + 0.5 * least);
+  }
+}
+
 TEST(a_slower_part_never_makes_it_faster) {
   pith_sim_topology t = topology_of(16, 4), slower = t;
   double seconds = simulate(&t, "q:4", 1 << 20, "hierarchical").seconds;
@@ -261,13 +295,13 @@ TEST_WITHIN(the_choice_is_near_the_best, 120) {
         double worse = missed(&t, codec, sizes[i % 4]);
         cells++;
         far += worse > 0.05;
-        CHECK_MSG(worse <= 0.35, "%s of %zu values, %d ranks on %d hosts at %g Gbit/s: worse by %.1f%%",
+        CHECK_MSG(worse <= 0.10, "%s of %zu values, %d ranks on %d hosts at %g Gbit/s: worse by %.1f%%",
                   specs[c] ? specs[c] : "none", sizes[i % 4], t.ranks, t.hosts, rate * 8e-9, 100 * worse);
       }
     }
     pith_codec_destroy(codec);
   }
-  CHECK_MSG(far * 50 <= cells, "%d of %d choices are worse than the best by more than 5%%", far, cells);
+  CHECK_MSG(far * 100 <= cells, "%d of %d choices are worse than the best by more than 5%%", far, cells);
 }
 
 /* A barrier, and what everybody must know of 8 bytes, take steps that grow with the logarithm of the ranks. */
@@ -349,6 +383,12 @@ TEST(wrong_topologies_are_refused_by_name) {
   t = topology_of(4, 4);
   t.slow_host = 0;
   refuses(&t, NULL, PITH_ERR_ARGUMENT, "slow_rate");
+  t = topology_of(4, 4);
+  t.segment = 1;
+  refuses(&t, NULL, PITH_ERR_ARGUMENT, "segment");
+  t = topology_of(4, 4);
+  t.look = -1;
+  refuses(&t, NULL, PITH_ERR_ARGUMENT, "look");
   t = topology_of(4, 4);
   refuses(&t, "ring", PITH_ERR_UNSUPPORTED, "ring");
   refuses(&t, "zigzag", PITH_ERR_ARGUMENT, "zigzag");

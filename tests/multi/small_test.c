@@ -123,3 +123,30 @@ TEST(short_allreduces_that_differ_are_told_so) {
     ranks_run(transports[t], 3, 0, one_differs, NULL);
   }
 }
+
+/* Bytes of a slow link are left to gather for a moment. Where a large tensor has a short payload, none are worth that.
+ */
+static void reduce_to_few_bytes(pith_comm *comm, void *argument) {
+  size_t n = 1 << 20;
+  float *x = calloc(n, sizeof *x), *y = calloc(n, sizeof *y);
+  pith_call call = PITH_CALL_INIT;
+  pith_codec *codec;
+  CHECK_OK(pith_codec_create(argument, &codec));
+  CHECK_OK(pith_state_create(codec, n, 0, &call.state));
+  call.codec = codec;
+  call.algorithm = pith_codec_rounds(codec) ? "sra" : "gather";
+  fill(x, n, PITH_F32, pith_comm_rank(comm), 0);
+  for (int round = 0; round < 3; round++) {
+    CHECK_OK(pith_allreduce(comm, (pith_cspan){x, n, PITH_F32}, (pith_span){y, n, PITH_F32}, PITH_MEAN, &call, NULL));
+  }
+  CHECK_MSG(comm->networked && comm->nap == 0, "%s: networked %d, nap %ld ns", (char *)argument, comm->networked,
+            comm->nap);
+  pith_state_destroy(call.state);
+  pith_codec_destroy(codec);
+  free(x), free(y);
+}
+
+TEST(short_payloads_of_large_tensors_are_not_left_to_gather) {
+  ranks_run_hosts("tcp", 2, 1, 0, NULL, reduce_to_few_bytes, "powersgd:4");
+  ranks_run_hosts("tcp", 2, 1, 0, NULL, reduce_to_few_bytes, "topk:0.01");
+}

@@ -108,7 +108,8 @@ static int run_codec(bench *b, const cli_buffers *values, const pith_codec *code
 }
 
 static int run_size(bench *b, size_t bytes) {
-  cli_buffers values = {bytes / sizeof(float), malloc(bytes + 4), malloc(bytes + 4)};
+  cli_buffers values = {bytes / sizeof(float), aligned_alloc(64, (bytes + 67) / 64 * 64),
+                        aligned_alloc(64, (bytes + 67) / 64 * 64)};
   if (!values.src || !values.dst) {
     exit(cli_fail(CLI_FAILED, "out of memory: %zu bytes", bytes));
   }

@@ -42,8 +42,10 @@ typedef struct sim {
   const char *algorithm[CLI_LIST_MAX]; /* to simulate; NULL: what the library takes */
   size_t algorithm_count;
   int is_wide, is_barrier;
-  int is_all;  /* algorithms: those that do not suit are left out */
-  int is_auto; /* one line for what the library takes, beside the best */
+  int dist;        /* of the values that speeds are measured with */
+  int is_all;      /* algorithms: those that do not suit are left out */
+  int is_auto;     /* one line for what the library takes, beside the best */
+  int is_estimate; /* nothing is simulated */
   cli_sim_rows rows;
 } sim;
 
@@ -92,6 +94,7 @@ static cli_parsed parse(int argc, char **argv, sim *s) {
       {"--encode", CLI_TEXT, &g[7].value, "GB/s", "speed of the codec (measured here)"},
       {"--decode", CLI_TEXT, &g[8].value, "GB/s", "and to decode and add (measured here)"},
       {"--speed", CLI_TEXT, &s->speed, "FILE", "takes both from what pith bench codec --json has written"},
+      {"--dist", CLI_CHOICE, &s->dist, CLI_DIST_NAMES, "of the values that they are measured with (normal)"},
       {"--straggler", CLI_TEXT, &g[9].value, "RANK:FACTOR", "a rank whose processor is so many times slower"},
       {"--slow-link", CLI_TEXT, &g[10].value, "HOST:RATE", "a host with another rate"},
       {"--rack-hosts", CLI_TEXT, &g[11].value, "COUNT", "hosts of a rack (all are in one)"},
@@ -99,6 +102,8 @@ static cli_parsed parse(int argc, char **argv, sim *s) {
        "the links of a rack's hosts over what it sends to other racks (1)"},
       {"--export", CLI_TEXT, &s->export, "FILE",
        "writes the network and the tasks of all ranks, for other simulators, and simulates nothing"},
+      {"--estimate", CLI_FLAG, &s->is_estimate, NULL,
+       "what the library takes, and the time that its cost model expects; nothing is simulated"},
       {"--wide", CLI_FLAG, &s->is_wide, NULL, "all columns, however wide the table becomes"},
       {"--plot", CLI_TEXT, &s->plot, "FILE", "writes an SVG of time over ranks"},
       {"--json", CLI_TEXT, &s->json, "FILE", "writes JSON too; - for standard output in place of the table"},
@@ -257,9 +262,26 @@ static void compare(sim *s, size_t first, const char *taken) {
   }
 }
 
+/* What the library takes, and what its cost model expects of that. */
+static int estimate(sim *s, const pith_codec *codec, int ranks) {
+  const pith_sim_topology *t = &s->setup.topology;
+  cli_sim_ranks(&s->setup, ranks);
+  cli_sim_row row = {.ranks = ranks, .hosts = t->hosts, .spec = codec ? pith_codec_spec(codec) : "none", .is_auto = 1};
+  pith_status status =
+      pith_sim_estimate(t, codec, s->bytes / sizeof(float), PITH_F32, &row.result.algorithm, &row.result.seconds);
+  if (status != PITH_OK) {
+    return cli_fail(status == PITH_ERR_ARGUMENT ? CLI_USAGE : CLI_FAILED, "%s", pith_error());
+  }
+  *add_row(s) = row;
+  return CLI_OK;
+}
+
 static int run_ranks(sim *s, const pith_codec *codec, int ranks) {
   const char *taken = NULL;
   size_t first = s->rows.count;
+  if (s->is_estimate) {
+    return estimate(s, codec, ranks);
+  }
   int code = find_auto(s, codec, ranks, &taken);
   for (size_t a = 0; a < s->algorithm_count && code == CLI_OK && ranks > 1; a++) {
     code = simulate(s, codec, ranks, s->algorithm[a]);
@@ -292,7 +314,7 @@ static int run_codec(sim *s, const char *spec) {
   int is_given = s->setup.has_encode && s->setup.has_decode;
   int code = s->speed   ? cli_sim_speed_read(&s->setup, codec, s->speed)
              : is_given ? CLI_OK
-                        : cli_sim_speed_measure(&s->setup, codec, n);
+                        : cli_sim_speed_measure(&s->setup, codec, n, (cli_dist)s->dist);
   if (s->export && code == CLI_OK) {
     code = export(s, codec);
   }
@@ -320,10 +342,18 @@ static int run_barriers(sim *s) {
   return code;
 }
 
+static cli_sim_view view_of(const sim *s) {
+  return s->is_estimate ? CLI_SIM_ESTIMATES : s->is_auto ? CLI_SIM_CHOICES : CLI_SIM_ALL;
+}
+
 static int run(sim *s) {
   int code = read_settings(s);
   if (code == CLI_OK && s->is_barrier && (s->specs.count || s->algorithms.count || s->export)) {
     return cli_fail(CLI_USAGE, "a barrier has no codec and no algorithm to choose");
+  }
+  if (code == CLI_OK && s->is_estimate && (s->is_barrier || s->algorithms.count || s->export || s->plot)) {
+    return cli_fail(CLI_USAGE,
+                    "--estimate is of an allreduce by what the library takes: without --algo, --export and --plot");
   }
   if (!s->specs.count) {
     s->specs.item[s->specs.count++] = "none";
@@ -339,10 +369,10 @@ static int run(sim *s) {
     return code;
   }
   if (!s->json || strcmp(s->json, "-") != 0) {
-    cli_sim_print(&s->setup, s->bytes, &s->rows, s->is_auto, s->is_wide);
+    cli_sim_print(&s->setup, s->bytes, &s->rows, view_of(s), s->is_wide);
   }
-  code = s->json ? cli_sim_write_json(&s->setup, s->bytes, &s->rows, s->json) : CLI_OK;
-  return code == CLI_OK && s->plot ? cli_sim_plot(&s->rows, s->plot) : code;
+  code = s->json ? cli_sim_write_json(&s->setup, s->bytes, &s->rows, view_of(s), s->json) : CLI_OK;
+  return code == CLI_OK && s->plot ? cli_sim_plot(&s->rows, s->bytes, s->plot) : code;
 }
 
 int cli_sim(int argc, char **argv) {

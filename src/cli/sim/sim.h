@@ -6,6 +6,7 @@
 #include <pith/pith.h>
 
 #include "cli/base/cli.h"
+#include "cli/base/data.h"
 
 int cli_sim(int argc, char **argv);
 int cli_sim_part(size_t index, cli_part *part);
@@ -34,9 +35,10 @@ void cli_sim_keys(char *text, size_t size);
 
 /* ---- sim_speed.c ------------------------------------------------------------------------------------------------- */
 
-/* Sets the speed of a codec (NULL: uncompressed): from a file of `pith bench codec --json`, or measured here. */
+/* Sets the speed of a codec (NULL: uncompressed): from a file of `pith bench codec --json`, or measured here, with
+ * values of that distribution. */
 int cli_sim_speed_read(cli_sim_setup *setup, const pith_codec *codec, const char *path);
-int cli_sim_speed_measure(cli_sim_setup *setup, const pith_codec *codec, size_t n);
+int cli_sim_speed_measure(cli_sim_setup *setup, const pith_codec *codec, size_t n, cli_dist dist);
 
 /* ---- sim_report.c, sim_plot.c ------------------------------------------------------------------------------------ */
 
@@ -55,9 +57,16 @@ typedef struct cli_sim_rows {
   size_t count;
 } cli_sim_rows;
 
-void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, int is_auto, int is_wide);
-int cli_sim_write_json(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, const char *path);
-/* Time over ranks, a line for each codec and algorithm. */
-int cli_sim_plot(const cli_sim_rows *rows, const char *path);
+typedef enum cli_sim_view {
+  CLI_SIM_ALL,       /* a line for each simulation */
+  CLI_SIM_CHOICES,   /* for what the library takes, beside the best */
+  CLI_SIM_ESTIMATES, /* for what it takes; seconds are those that its cost model expects */
+} cli_sim_view;
+
+void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, cli_sim_view view, int is_wide);
+int cli_sim_write_json(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, cli_sim_view view,
+                       const char *path);
+/* Time over ranks, a line for each codec and algorithm. `bytes` 0: of a barrier. */
+int cli_sim_plot(const cli_sim_rows *rows, size_t bytes, const char *path);
 
 #endif

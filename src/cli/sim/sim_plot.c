@@ -51,8 +51,8 @@ static void find_range(cli_plot *p, const cli_sim_rows *rows) {
   p->y_high = fmax(p->y_high, p->y_low + 1);
 }
 
-static void draw_axes(cli_plot *p) {
-  char text[32];
+static void draw_axes(cli_plot *p, size_t bytes) {
+  char text[64], size[24];
   double step = ceil((p->x_high - p->x_low) / 12);
   for (double x = p->x_low; x <= p->x_high; x += step) {
     snprintf(text, sizeof text, "%.0f", exp2(x));
@@ -64,7 +64,9 @@ static void draw_axes(cli_plot *p) {
     snprintf(text, sizeof text, "%g %s", seconds * pow(1000, unit), (const char *[]){"s", "ms", "µs"}[unit]);
     cli_plot_y_tick(p, y, text);
   }
-  cli_plot_axes(p, "ranks", "time of an allreduce");
+  snprintf(text, sizeof text, "time of %s%s", bytes ? "an allreduce of " : "a barrier",
+           bytes ? cli_size_print(bytes, size) : "");
+  cli_plot_axes(p, "ranks", text);
 }
 
 static int draw_series(cli_plot *p, const cli_sim_rows *rows, const cli_sim_row *first, size_t index) {
@@ -90,7 +92,7 @@ static int draw_series(cli_plot *p, const cli_sim_rows *rows, const cli_sim_row 
   return CLI_OK;
 }
 
-int cli_sim_plot(const cli_sim_rows *rows, const char *path) {
+int cli_sim_plot(const cli_sim_rows *rows, size_t bytes, const char *path) {
   series s = {.count = 0};
   cli_plot p = {.names = 0};
   find_series(&s, rows);
@@ -104,11 +106,13 @@ int cli_sim_plot(const cli_sim_rows *rows, const char *path) {
     longest = strlen(text) > longest ? strlen(text) : longest;
   }
   find_range(&p, rows);
-  int failed = cli_plot_begin(&p, path, "Time of an allreduce by the number of ranks", longest);
+  int failed = cli_plot_begin(
+      &p, path, bytes ? "Time of an allreduce by the number of ranks" : "Time of a barrier by the number of ranks",
+      longest);
   if (failed) {
     return failed;
   }
-  draw_axes(&p);
+  draw_axes(&p, bytes);
   for (size_t i = 0; i < s.count && !failed; i++) {
     failed = draw_series(&p, rows, s.first[i], i);
   }

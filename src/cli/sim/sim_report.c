@@ -101,25 +101,28 @@ static void print_row(const cli_table *table, const cli_sim_rows *rows, const cl
 
 static int is_shown(const cli_sim_row *row, int is_auto) { return !is_auto || row->is_auto || row->ranks == 1; }
 
-void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, int is_auto, int is_wide) {
+void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, cli_sim_view view, int is_wide) {
   const pith_sim_topology *t = &setup->topology;
-  cli_table table = {.columns = COLUMN_COUNT,
-                     .column = {[RANKS] = {.title = "ranks", .right = 1},
-                                [HOSTS] = {.title = "hosts", .right = 1},
-                                [CODEC] = {.title = "codec"},
-                                [ALGORITHM] = {.title = "algorithm", .right = 1},
-                                [TIME] = {.title = "time", .right = 1, .width = 7},
-                                [INSIDE] = {.title = "inside", .right = 1, .width = 7, .hidden = !is_wide},
-                                [NIC] = {.title = "NIC", .right = 1, .width = 7},
-                                [SWITCH] = {.title = "switch", .right = 1, .width = 7, .hidden = !is_wide},
-                                [RACK] = {.title = "rack", .right = 1, .width = 7, .hidden = !t->rack_hosts},
-                                [PEERS] = {.title = "peers", .right = 1, .hidden = is_auto && !is_wide},
-                                [STEPS] = {.title = "steps", .right = 1},
-                                [ENCODINGS] = {.title = "encoded", .right = 1},
-                                [MEMORY] = {.title = "memory", .right = 1, .width = 7, .hidden = is_auto && !is_wide},
-                                [CHOICE] = {.title = is_auto ? "best" : "choice", .right = 1},
-                                [WORSE] = {.title = "worse by", .right = 1, .hidden = !is_auto}},
-                     .wide = is_wide};
+  int is_auto = view == CLI_SIM_CHOICES, is_estimate = view == CLI_SIM_ESTIMATES;
+  is_wide &= !is_estimate;
+  cli_table table = {
+      .columns = COLUMN_COUNT,
+      .column = {[RANKS] = {.title = "ranks", .right = 1},
+                 [HOSTS] = {.title = "hosts", .right = 1},
+                 [CODEC] = {.title = "codec"},
+                 [ALGORITHM] = {.title = "algorithm", .right = 1},
+                 [TIME] = {.title = "time", .right = 1, .width = 7},
+                 [INSIDE] = {.title = "inside", .right = 1, .width = 7, .hidden = !is_wide},
+                 [NIC] = {.title = "NIC", .right = 1, .width = 7, .hidden = is_estimate},
+                 [SWITCH] = {.title = "switch", .right = 1, .width = 7, .hidden = !is_wide},
+                 [RACK] = {.title = "rack", .right = 1, .width = 7, .hidden = !t->rack_hosts || is_estimate},
+                 [PEERS] = {.title = "peers", .right = 1, .hidden = (is_auto && !is_wide) || is_estimate},
+                 [STEPS] = {.title = "steps", .right = 1, .hidden = is_estimate},
+                 [ENCODINGS] = {.title = "encoded", .right = 1, .hidden = is_estimate},
+                 [MEMORY] = {.title = "memory", .right = 1, .width = 7, .hidden = (is_auto && !is_wide) || is_estimate},
+                 [CHOICE] = {.title = is_auto ? "best" : "choice", .right = 1, .hidden = is_estimate},
+                 [WORSE] = {.title = "worse by", .right = 1, .hidden = !is_auto}},
+      .wide = is_wide};
   char size[24], latency[CELL_MAX], choice[CELL_MAX];
   for (size_t i = 0; i < rows->count; i++) {
     cli_table_fit(&table, CODEC, rows->row[i].spec);
@@ -127,9 +130,10 @@ void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows 
     choice_text(rows, &rows->row[i], is_auto, choice);
     cli_table_fit(&table, CHOICE, choice);
   }
-  cli_say(stdout, "# ", "pith %s, simulated: %s%s, links of %.4g Gbit/s, %s; switch %g:1", pith_version(),
-          bytes ? "allreduce of " : "barrier", bytes ? cli_size_print(bytes, size) : "", t->rate * 8e-9,
-          time_text(t->latency, latency), t->oversubscription);
+  cli_say(stdout, "# ", "pith %s, %s: %s%s, links of %.4g Gbit/s, %s; switch %g:1", pith_version(),
+          is_estimate ? "estimated" : "simulated", bytes ? "allreduce of " : "barrier",
+          bytes ? cli_size_print(bytes, size) : "", t->rate * 8e-9, time_text(t->latency, latency),
+          t->oversubscription);
   cli_table_head(&table);
   for (size_t i = 0; i < rows->count; i++) {
     if (is_shown(&rows->row[i], is_auto)) {
@@ -145,7 +149,7 @@ void cli_sim_print(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows 
 
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
-static void write_row(cli_json *json, const cli_sim_row *row) {
+static void write_row(cli_json *json, const cli_sim_row *row, int is_estimate) {
   const pith_sim_result *r = &row->result;
   cli_json_object(json, NULL);
   cli_json_count(json, "ranks", (uint64_t)row->ranks);
@@ -154,6 +158,8 @@ static void write_row(cli_json *json, const cli_sim_row *row) {
   cli_json_string(json, "algorithm", r->algorithm);
   if (*row->why_not) {
     cli_json_string(json, "not_simulated", row->why_not);
+  } else if (is_estimate) {
+    cli_json_number(json, "expected_seconds", r->seconds);
   } else {
     cli_json_number(json, "seconds", r->seconds);
     cli_json_count(json, "messages", r->messages);
@@ -178,7 +184,8 @@ static void write_row(cli_json *json, const cli_sim_row *row) {
   cli_json_object_end(json);
 }
 
-int cli_sim_write_json(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, const char *path) {
+int cli_sim_write_json(const cli_sim_setup *setup, size_t bytes, const cli_sim_rows *rows, cli_sim_view view,
+                       const char *path) {
   const pith_sim_topology *t = &setup->topology;
   int is_output = !strcmp(path, "-");
   cli_json json = {.file = is_output ? stdout : fopen(path, "w")};
@@ -187,14 +194,14 @@ int cli_sim_write_json(const cli_sim_setup *setup, size_t bytes, const cli_sim_r
   }
   cli_json_object(&json, NULL);
   cli_json_string(&json, "version", pith_version());
-  cli_json_bool(&json, "simulated", 1);
+  cli_json_bool(&json, "simulated", view != CLI_SIM_ESTIMATES);
   cli_json_count(&json, "bytes", bytes);
   cli_json_number(&json, "rate_gbit", t->rate * 8e-9);
   cli_json_number(&json, "latency", t->latency);
   cli_json_number(&json, "oversubscription", t->oversubscription);
   cli_json_array(&json, "results");
   for (size_t i = 0; i < rows->count; i++) {
-    write_row(&json, &rows->row[i]);
+    write_row(&json, &rows->row[i], view == CLI_SIM_ESTIMATES);
   }
   cli_json_array_end(&json);
   cli_json_object_end(&json);

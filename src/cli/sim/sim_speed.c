@@ -4,6 +4,7 @@
  * taken from a file that `pith bench codec -b … -e … --json` has written; with one size there is no time for a call.
  */
 #include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +49,7 @@ static void set_speed(cli_sim_setup *setup, const pith_codec *codec, const sampl
 
 /* ---- Measured: by all cores at once, as ranks do it, which share the memory of a machine ------------------------- */
 
-enum { THREADS_MOST = 16 };
+enum { THREADS_MOST = 16, VALUES_MOST = 8 << 20, CALL_VALUES = 1024 };
 
 typedef struct measurement {
   const pith_codec *codec;
@@ -60,7 +61,8 @@ typedef struct measurement {
   char error[256];
 } measurement;
 
-/* Methods of several rounds: what all of them take, without the sums between them. */
+/* Methods of several rounds: what all of them take, without the sums between them. While these travel, and between
+ * steps, caches are used for other things. */
 static pith_status run_rounds(const pith_codec *codec, pith_state *state, const cli_workload *work, void *buffer,
                               double *produce, double *consume) {
   pith_ctx ctx = PITH_CTX_INIT;
@@ -68,9 +70,12 @@ static pith_status run_rounds(const pith_codec *codec, pith_state *state, const 
   ctx.ranks = 1;
   *produce = *consume = 0;
   for (size_t i = 0; i < pith_codec_rounds(codec); i++) {
+    memcpy(work->copy, work->decoded, work->bytes);
     double start = cli_now();
     pith_status status = pith_round_produce(codec, state, i, (pith_cspan){work->src, work->n, PITH_F32}, buffer, &ctx);
     double middle = cli_now();
+    memcpy(work->copy, work->decoded, work->bytes);
+    double later = cli_now();
     if (status == PITH_OK) {
       status = pith_round_consume(codec, state, i, buffer, (pith_span){work->dst, work->n, PITH_F32}, &ctx);
     }
@@ -78,7 +83,7 @@ static pith_status run_rounds(const pith_codec *codec, pith_state *state, const 
       return status;
     }
     *produce += middle - start;
-    *consume += cli_now() - middle;
+    *consume += cli_now() - later;
   }
   return PITH_OK;
 }
@@ -139,9 +144,9 @@ static int measure(const pith_codec *codec, size_t n, cli_dist dist, sample *s) 
     if (m[i].status != PITH_OK && code == CLI_OK) {
       code = cli_fail(CLI_FAILED, "%s", m[i].error);
     }
-    s->encode += m[i].found.encode_time / (double)started;
-    s->decode += m[i].found.decode_time / (double)started;
-    s->copy += m[i].found.copy_time / (double)started;
+    s->encode = fmax(s->encode, m[i].found.encode_time); /* ranks wait for the slowest */
+    s->decode = fmax(s->decode, m[i].found.decode_time);
+    s->copy = fmax(s->copy, m[i].found.copy_time);
   }
   return code;
 }
@@ -170,19 +175,21 @@ static int measure_entries(cli_sim_setup *setup, size_t n) {
   return code;
 }
 
-/* Block codecs work on chunks, the others on the whole tensor. */
-int cli_sim_speed_measure(cli_sim_setup *setup, const pith_codec *codec, size_t n) {
-  size_t chunk = setup->topology.chunk / sizeof(float);
+/* On the whole tensor, as far as it is larger than all caches: ranks find their values in memory. A short call tells
+ * what one takes in any case. */
+int cli_sim_speed_measure(cli_sim_setup *setup, const pith_codec *codec, size_t n, cli_dist dist) {
   uint32_t caps = codec ? pith_codec_caps(codec) : PITH_CAP_CHUNKED;
-  size_t most = !(caps & PITH_CAP_CHUNKED) ? n : n < chunk ? n : chunk;
-  size_t least = most / 16 < 1024 ? (most < 1024 ? most : 1024) : most / 16;
+  int is_chunked = (caps & PITH_CAP_CHUNKED) != 0;
+  size_t most = is_chunked && n > VALUES_MOST ? VALUES_MOST : n, part = is_chunked ? CALL_VALUES : most / 16;
+  size_t least = part < CALL_VALUES ? CALL_VALUES : part;
+  least = least < most ? least : most;
   pith_codec *none = NULL;
   sample small, large;
   if (!codec && pith_codec_create("none", &none) != PITH_OK) {
     return cli_fail(CLI_FAILED, "%s", pith_error());
   }
-  int code = measure(codec ? codec : none, most, CLI_DIST_NORMAL, &large);
-  code = code == CLI_OK ? measure(codec ? codec : none, least, CLI_DIST_NORMAL, &small) : code;
+  int code = measure(codec ? codec : none, most, dist, &large);
+  code = code == CLI_OK ? measure(codec ? codec : none, least, dist, &small) : code;
   code = code == CLI_OK && (caps & PITH_CAP_SPARSE) ? measure_entries(setup, n) : code;
   pith_codec_destroy(none);
   if (code == CLI_OK) {

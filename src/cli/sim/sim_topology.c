@@ -21,6 +21,7 @@ typedef enum key_kind {
   KEY_GIGABYTES, /* GB/s: seconds for a byte */
   KEY_SPEED,     /* GB/s of f32 values: seconds for a value */
   KEY_FACTOR,
+  KEY_POSITIVE, /* a whole number above 0 */
   KEY_COUNT,
   KEY_NUMBER, /* the same, as an int */
   KEY_SIZE,
@@ -39,8 +40,8 @@ typedef struct key {
 #define PLACE(field) offsetof(cli_sim_setup, field)
 
 static const key keys[] = {
-    {"hosts", KEY_COUNT, PLACE(hosts), "how many hosts"},
-    {"per_host", KEY_COUNT, PLACE(per_host), "ranks of a host, in place of hosts"},
+    {"hosts", KEY_POSITIVE, PLACE(hosts), "how many hosts"},
+    {"per_host", KEY_POSITIVE, PLACE(per_host), "ranks of a host, in place of hosts"},
     {"rate", KEY_RATE, PLACE(topology.rate), "of a host's link, in each direction"},
     {"latency", KEY_SECONDS, PLACE(topology.latency), "from host to host"},
     {"oversubscription", KEY_FACTOR, PLACE(topology.oversubscription),
@@ -69,6 +70,9 @@ static const key keys[] = {
      "the links of a rack's hosts over what it sends to other racks"},
     {"rack_latency", KEY_SECONDS, PLACE(topology.rack_latency), "between racks, beside latency"},
     {"poll", KEY_SECONDS, PLACE(topology.poll), "of a shared core, for each peer that a waiting rank looks at"},
+    {"burst", KEY_SIZE, PLACE(topology.burst), "bytes that a host's link passes at once after a pause"},
+    {"segment", KEY_SIZE, PLACE(topology.segment), "bytes of one connection before a link turns to the next"},
+    {"look", KEY_SECONDS, PLACE(topology.look), "of a processor, for each peer that it looks at before each work"},
     {"chunk", KEY_SIZE, PLACE(topology.chunk), "bytes of a tensor worked on at a time, PITH_CHUNK"},
 };
 enum { KEY_COUNT_ALL = sizeof keys / sizeof *keys };
@@ -168,10 +172,12 @@ static const char *set(cli_sim_setup *setup, const key *k, const char *value) {
       return NULL;
     case KEY_FACTOR:
       return read_number(value, 1, to, &rest) && !*rest ? NULL : "expected a number of at least 1";
+    case KEY_POSITIVE:
     case KEY_COUNT:
     case KEY_NUMBER:
-      if (!read_number(value, 0, &number, &rest) || *rest || number > 1e6 || number > floor(number)) {
-        return "expected a whole number";
+      if (!read_number(value, k->kind == KEY_POSITIVE, &number, &rest) || *rest || number > 1e6 ||
+          number > floor(number)) {
+        return k->kind == KEY_POSITIVE ? "expected a whole number above 0" : "expected a whole number";
       }
       if (k->kind == KEY_NUMBER) {
         *(int *)to = (int)number;
