@@ -49,6 +49,7 @@ static void make_world(world *w, int ranks, int per_host) {
   w->network = (pith_sim_network){.layout = w->layout,
                                   .rate = RATE,
                                   .latency = LATENCY,
+                                  .segment = 32 << 10,
                                   .inside_rate = 4 * RATE,
                                   .inside_latency = LATENCY / 4,
                                   .pools = ranks,
