@@ -571,8 +571,10 @@ static pith_status find_missing(mpi_transport *t, int *missing) {
     mpi_peer *peer = t->peers[i];
     if (!peer->greeted && t->wanted[peer->rank] == PITH_LINK_NOW) {
       (void)arrived(peer);
-      PITH_REQUIRE(!peer->ended, PITH_ERR_PEER, "mpi: rank %d is gone: it closed before it had connected", peer->rank);
-      *missing = peer->rank;
+      PITH_TRY(peer->ended ? take_greetings(t) : PITH_OK); /* it may have greeted since, and closed at once */
+      PITH_REQUIRE(peer->greeted || !peer->ended, PITH_ERR_PEER,
+                   "mpi: rank %d is gone: it closed before it had connected", peer->rank);
+      *missing = peer->greeted ? *missing : peer->rank;
     }
   }
   return PITH_OK;
